@@ -1,0 +1,1 @@
+"""unforced: train, decode and sample sequence models beyond teacher forcing."""

@@ -1,0 +1,1 @@
+"""Turning scores into outputs: one search loop, many selectors."""

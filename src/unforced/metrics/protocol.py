@@ -1,0 +1,30 @@
+"""What a metric is: per-example statistics that add up, and a score of their sum.
+
+Corpus scores of this kind (BLEU, error rates, F1, Fréchet distance …) can be resampled and permuted without looking at
+the outputs again, so one bootstrap and one paired test serve them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+
+@runtime_checkable
+class Metric(Protocol):
+    name: str
+    higher_is_better: bool
+
+    def statistics(self, outputs: Sequence[Any], answers: Sequence[Sequence[Any]]) -> np.ndarray:
+        """[N,D] float64: row i describes output i against its acceptable answers. Raises on unequal numbers."""
+        ...
+
+    def score(self, sums: np.ndarray) -> np.ndarray:
+        """[...,D] sums of rows -> [...] scores."""
+        ...
+
+    def signature(self) -> str:
+        """How the figure was computed, for a table's foot."""
+        ...

@@ -1,0 +1,1 @@
+"""Networks. They know nothing of methods: everything goes through ``unforced.models.protocol``."""

@@ -1,0 +1,59 @@
+"""What a model must offer so that every method of the library can train, decode or sample it."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor, nn
+
+from unforced.types import Batch, DecoderState, Sizes
+
+
+@runtime_checkable
+class StepDecoder(Protocol):
+    """A decoder that can be advanced over any number of positions, by tokens or by mixtures of tokens.
+
+    ``advance`` over T positions equals T single advances; ``embed_mix(one_hot(ids))`` equals ``embed(ids)``.
+    ``advance`` and ``score`` are apart because the projection to the vocabulary is the dear part.
+    """
+
+    def start(self, batch: Batch) -> DecoderState:
+        """Encode the sources once; the state has one row for each example and has seen no input."""
+        ...
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """[R,T] token ids -> [R,T,E]."""
+        ...
+
+    def embed_mix(self, weights: Tensor) -> Tensor:
+        """[R,T,V] weights that sum to one over V -> [R,T,E], the expected embedding."""
+        ...
+
+    def advance(self, state: DecoderState, inputs: Tensor) -> tuple[Tensor, DecoderState]:
+        """[R,T,E] inputs -> [R,T,H] features for predicting the token behind each, and the state after them."""
+        ...
+
+    def score(self, features: Tensor) -> Tensor:
+        """[...,H] features -> [...,V] unnormalised scores."""
+        ...
+
+
+@runtime_checkable
+class MaskedModel(Protocol):
+    """A bidirectional model that scores tokens at masked positions."""
+
+    def scores(self, batch: Batch, tokens: Tensor, masked: Tensor) -> Tensor:
+        """[R,T] ids and [R,T] bool -> [R,T,V] unnormalised scores, with the masked tokens hidden."""
+        ...
+
+
+@runtime_checkable
+class ModelSpec(Protocol):
+    """A frozen dataclass whose fields are a model's hyper-parameters; the catalogue lists these."""
+
+    def build(self, sizes: Sizes) -> nn.Module:
+        """The network for data of these sizes, freshly initialised from torch's global generator.
+
+        Raises ``InputError`` where the model can't take such data (say, images into a text-only model).
+        """
+        ...

@@ -1,0 +1,43 @@
+"""Maximum likelihood on gold prefixes: the baseline every method is compared with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from unforced.models.protocol import StepDecoder
+from unforced.types import Batch, Loss, Progress
+
+
+def gold_scores(model: StepDecoder, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Teacher forcing: scores [N,V] and gold [N] at the N positions that count (padding is never projected)."""
+    features, _ = model.advance(model.start(batch), model.embed(batch.prefix))
+    return model.score(features[batch.mask]), batch.gold[batch.mask]
+
+
+def token_metrics(scores: Tensor, gold: Tensor, nll: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+    """What every teacher-forced objective reports: the gold's negative log-likelihood and token accuracy."""
+    count = torch.tensor(float(gold.numel()), device=gold.device)
+    hits = (scores.detach().argmax(dim=-1) == gold).sum().float()
+    return {"nll": (nll.detach().float(), count), "accuracy": (hits, count)}
+
+
+@dataclass(frozen=True)
+class CrossEntropy:
+    """−Σ_t log p(y*_t | y*_<t, x), summed over the tokens that count.
+
+    >>> from unforced.objectives.cross_entropy import CrossEntropy
+    >>> CrossEntropy()
+    CrossEntropy()
+    """
+
+    def __call__(self, model: StepDecoder, batch: Batch, *, progress: Progress, rng: torch.Generator) -> Loss:
+        scores, gold = gold_scores(model, batch)
+        total = F.cross_entropy(
+            scores.float() if scores.dtype != torch.float64 else scores, gold, reduction="sum"
+        )
+        metrics = token_metrics(scores, gold, total)
+        return Loss(total, metrics["nll"][1], metrics)

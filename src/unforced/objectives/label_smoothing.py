@@ -1,0 +1,47 @@
+"""Uniform label smoothing (Szegedy et al. 2016) over the tokens a model may emit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from unforced.errors import InputError
+from unforced.models.protocol import StepDecoder
+from unforced.objectives.cross_entropy import gold_scores, token_metrics
+from unforced.types import Batch, Loss, Progress
+
+
+@dataclass(frozen=True)
+class LabelSmoothing:
+    """(1 − ε) · cross-entropy + ε · mean over emittable w of −log p(w | y*_<t, x).
+
+    ``smoothing`` is ε. The uniform part leaves out ``symbols.banned`` (padding, the start symbol): nothing is
+    smoothed onto a token that can't be emitted. ε = 0 is cross-entropy.
+
+    >>> LabelSmoothing(smoothing=0.1)
+    LabelSmoothing(smoothing=0.1)
+    """
+
+    smoothing: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.smoothing < 1:
+            raise InputError(f"smoothing must lie in [0, 1), not {self.smoothing}")
+
+    def __call__(self, model: StepDecoder, batch: Batch, *, progress: Progress, rng: torch.Generator) -> Loss:
+        scores, gold = gold_scores(model, batch)
+        scores = scores if scores.dtype == torch.float64 else scores.float()
+        nll = F.cross_entropy(scores, gold, reduction="sum")
+        metrics = token_metrics(scores, gold, nll)
+        if not self.smoothing:
+            return Loss(nll, metrics["nll"][1], metrics)
+        # mean_w −log p(w) = log Z − mean_w scores_w, so the [N,V] log-probabilities are never formed
+        banned = sorted(set(batch.symbols.banned))
+        emittable = scores.shape[-1] - len(banned)
+        mean_score = (scores.sum(dim=-1) - scores[:, banned].sum(dim=-1)) / emittable
+        gold_score = scores.gather(-1, gold.unsqueeze(-1)).squeeze(-1)
+        uniform = nll + (gold_score - mean_score).sum()  # Σ log Z = nll + Σ gold_score
+        total = (1 - self.smoothing) * nll + self.smoothing * uniform
+        return Loss(total, metrics["nll"][1], metrics)

@@ -1,0 +1,1 @@
+"""The training loop, run folders, checkpoints and evaluation."""
