@@ -56,7 +56,7 @@ class Batch:
     >>> batch = Batch.of_gold(gold, gold != 0, Symbols(pad=0, bos=1, eos=2, banned=(0, 1)))
     >>> batch.prefix
     tensor([[1, 5, 6],
-            [1, 7, 0]])
+            [1, 7, 2]])
     >>> batch.select(torch.tensor([1])).gold
     tensor([[7, 2, 0]])
     """
@@ -114,8 +114,8 @@ class Loss(NamedTuple):
     """A sum and what to divide it by: the loop normalises over micro-batches and processes, so both are exact."""
 
     total: Tensor
-    count: Tensor
-    metrics: dict[str, tuple[Tensor, Tensor]] = {}  # name -> (sum, count), detached
+    count: Tensor  # type: ignore[assignment]  # shadows tuple.count on purpose
+    metrics: dict[str, tuple[Tensor, Tensor]]  # name -> (sum, count), detached
 
     @property
     def mean(self) -> Tensor:
