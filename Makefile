@@ -1,0 +1,46 @@
+# `make demo` and `make test` set up .venv by themselves; everything else assumes nothing either.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.PHONY: setup demo test slow lint format types check wheel bench clean
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11))" || { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11" >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $(READY)
+
+demo: $(READY)
+	$(BIN)/unforced compare g2p --root runs
+
+test: $(READY)
+	$(BIN)/pytest
+
+slow: $(READY)
+	$(BIN)/pytest -m slow
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: $(READY)
+	$(BIN)/mypy
+
+check: lint types test
+
+wheel: $(READY)
+	$(BIN)/python -m build --wheel --outdir dist
+
+bench: $(READY)
+	$(BIN)/python benchmarks/run.py
+
+clean:
+	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,82 @@
+"""The import graph points one way (docs/design.md), and what must start fast imports nothing heavy."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import unforced
+
+ROOT = Path(unforced.__file__).parent
+
+LEAVES = {"errors", "types", "rows", "masking", "relax", "schedules", "metrics"}
+ALLOWED = {
+    "errors": set(),
+    "types": set(),
+    "rows": {"types"},
+    "masking": set(),
+    "metrics": {"errors", "types", "metrics"},
+    "models": LEAVES | {"models"},
+    "decoding": LEAVES | {"models", "decoding"},
+    "objectives": LEAVES | {"models", "decoding", "objectives"},
+    "tasks": {"errors", "types", "metrics", "tasks"},
+    "training": {"errors", "types", "masking", "models.protocol", "objectives.protocol", "tasks.protocol", "metrics.protocol", "decoding", "training"},
+    "significance": {"errors"},
+    "tables": {"errors"},
+    "report": {"errors", "tables", "significance", "training.records"},
+    "schema": {"errors"},
+    "catalogue": {"errors", "schema"},
+    "recipe": {"errors", "schema", "catalogue", "training.options", "types"},
+}  # fmt: skip
+# on top of everything: may import what they like
+TOP = {"api", "compare", "cli", "__init__", "__main__"}
+
+
+def local_imports(path: Path) -> set[str]:
+    """The modules of this package that a file imports when it runs (type-checking-only imports do not count)."""
+    found = set()
+
+    def visit(node: ast.AST) -> None:
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            for child in node.orelse:
+                visit(child)
+            return
+        if isinstance(node, ast.Import):
+            found.update(a.name for a in node.names if a.name.startswith("unforced."))
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "unforced":
+            if node.module == "unforced":
+                found.update(f"unforced.{a.name}" for a in node.names)
+            else:
+                found.add(node.module)
+        for child in ast.iter_child_nodes(node):
+            visit(child)
+
+    visit(ast.parse(path.read_text()))
+    return {name.removeprefix("unforced.") for name in found}
+
+
+FILES = sorted(ROOT.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_point_one_way(path: Path) -> None:
+    part = path.relative_to(ROOT).with_suffix("").parts[0]
+    if part in TOP:
+        return
+    assert part in ALLOWED, f"{part} has no place in the import graph yet: give it one in docs/design.md and here"
+    for module in local_imports(path):
+        allowed = any(module == a or module.startswith(a + ".") for a in ALLOWED[part])
+        assert allowed, f"{part} may not import {module}"
+
+
+@pytest.mark.parametrize(
+    "module", ["unforced", "unforced.cli", "unforced.report", "unforced.significance", "unforced.training.records", "unforced.recipe"]
+)  # fmt: skip
+def test_light_modules_do_not_import_torch(module: str) -> None:
+    code = f"import sys, {module}; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
