@@ -67,7 +67,9 @@ def test_imports_point_one_way(path: Path) -> None:
     part = path.relative_to(ROOT).with_suffix("").parts[0]
     if part in TOP:
         return
-    assert part in ALLOWED, f"{part} has no place in the import graph yet: give it one in docs/design.md and here"
+    assert part in ALLOWED, (
+        f"{part} has no place in the import graph yet: give it one in docs/design.md and here"
+    )
     for module in local_imports(path):
         allowed = any(module == a or module.startswith(a + ".") for a in ALLOWED[part])
         assert allowed, f"{part} may not import {module}"
