@@ -1,0 +1,188 @@
+"""Strict readers of text files: every fault is an ``InputError`` that names the file and the line.
+
+Files whose name ends in ``.gz`` are decompressed on the way. Lines end at ``\\n`` or ``\\r\\n`` and nowhere else.
+Readers that skip blank lines count them in the ``dropped`` mapping they are given, so that read = kept + dropped.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator, MutableMapping, Sequence
+from itertools import zip_longest
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from unforced.errors import InputError
+
+MAX_BYTES = 4 * 2**30  # a compressed file that holds more is taken for a decompression bomb
+MAX_LINE = 2**26  # no line of an honest text file is longer
+BOM = b"\xef\xbb\xbf"
+BLANK = "blank line"
+
+Dropped = MutableMapping[str, int]
+
+
+class Sentence(NamedTuple):
+    """A sentence of a column file and the number of its first line."""
+
+    line: int
+    words: tuple[str, ...]
+    tags: tuple[str, ...]
+
+
+def count(dropped: Dropped | None, reason: str) -> None:
+    """Note one example left out for ``reason``."""
+    if dropped is not None:
+        dropped[reason] = dropped.get(reason, 0) + 1
+
+
+def read_lines(path: str | Path) -> Iterator[tuple[int, str]]:
+    """The lines of a UTF-8 text file with their numbers, counted from one, without their line ends.
+
+    >>> import tempfile, pathlib
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "a.txt"
+    >>> _ = path.write_bytes(b"eins\\nzwei\\r\\n")
+    >>> list(read_lines(path))
+    [(1, 'eins'), (2, 'zwei')]
+    """
+    path = Path(path)
+    number, total = 0, 0
+    try:
+        with _open(path) as handle:
+            while raw := handle.readline(MAX_LINE + 1):
+                number, total = number + 1, total + len(raw)
+                if len(raw) > MAX_LINE:
+                    raise InputError(f"{path}:{number}: the line is longer than {MAX_LINE} bytes.")
+                if path.suffix == ".gz" and total > MAX_BYTES:
+                    raise InputError(f"{path}:{number}: the file unpacks to more than {MAX_BYTES} bytes.")
+                yield number, _text(raw, path, number)
+    except FileNotFoundError:
+        raise InputError(f"{path}: there is no such file.") from None
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise InputError(f"{path}:{number + 1}: the gzip data is damaged or cut off ({error}).") from None
+    except OSError as error:
+        raise InputError(f"{path}: the file can't be read ({error.strerror or error}).") from None
+
+
+def _open(path: Path) -> IO[bytes]:
+    return gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb")  # type: ignore[return-value]
+
+
+def _text(raw: bytes, path: Path, number: int) -> str:
+    if number == 1 and raw.startswith(BOM):
+        raise InputError(f"{path}:1: the file starts with a byte order mark; save it as UTF-8 without one.")
+    if b"\0" in raw:
+        raise InputError(f"{path}:{number}: there is a NUL byte in the line.")
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}:{number}: the line isn't UTF-8 (byte {error.start + 1}).") from None
+    return text.removesuffix("\n").removesuffix("\r")
+
+
+def read_tsv(
+    path: str | Path, columns: int, dropped: Dropped | None = None
+) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """The rows of a tab-separated file (no quoting, no header); blank lines are dropped, other widths refused.
+
+    Cells are stripped of white space at both ends and may be empty.
+    """
+    for number, line in read_lines(path):
+        if not line.strip():
+            count(dropped, BLANK)
+            continue
+        cells = tuple(cell.strip() for cell in line.split("\t"))
+        if len(cells) != columns:
+            raise InputError(f"{path}:{number}: {columns} tab-separated columns wanted, {len(cells)} found.")
+        yield number, cells
+
+
+def read_jsonl(
+    path: str | Path, keys: Sequence[str], dropped: Dropped | None = None
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The objects of a file with one JSON object a line, each with at least these keys; blank lines are dropped."""
+    for number, line in read_lines(path):
+        if not line.strip():
+            count(dropped, BLANK)
+            continue
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{path}:{number}: the line isn't JSON ({error}).") from None
+        if not isinstance(record, dict):
+            raise InputError(f"{path}:{number}: a JSON object wanted, {type(record).__name__} found.")
+        missing = [key for key in keys if key not in record]
+        if missing:
+            found = ", ".join(map(repr, record)) or "none"
+            raise InputError(f"{path}:{number}: the key {missing[0]!r} is missing (keys found: {found}).")
+        for key in keys:
+            _check_strings(record[key], f"{path}:{number}")
+        yield number, record
+
+
+def _check_strings(value: Any, where: str) -> None:
+    """Refuse what JSON escapes can smuggle into strings: NUL and halves of surrogate pairs."""
+    if isinstance(value, str):
+        if "\0" in value or any("\ud800" <= c <= "\udfff" for c in value):
+            raise InputError(f"{where}: a string holds a NUL or half of a surrogate pair.")
+    elif isinstance(value, list):
+        for item in value:
+            _check_strings(item, where)
+
+
+def string(record: dict[str, Any], key: str, path: str | Path, number: int) -> str:
+    """The text under ``key``, with white space at both ends stripped; anything but a string is refused."""
+    value = record[key]
+    if not isinstance(value, str):
+        raise InputError(f"{path}:{number}: {key!r} must be a string, not {type(value).__name__}.")
+    return value.strip()
+
+
+def read_parallel(source_path: str | Path, target_path: str | Path) -> Iterator[tuple[int, str, str]]:
+    """Line i of one file with line i of the other, blank ones too; unequal numbers of lines are refused."""
+    pairs = zip_longest(read_lines(source_path), read_lines(target_path))
+    for source, target in pairs:
+        if source is None or target is None:
+            rest = 1 + sum(1 for _ in pairs)
+            number = (source or target)[0]
+            counts = (number + rest - 1, number - 1)
+            first, second = counts if target is None else counts[::-1]
+            raise InputError(
+                f"{source_path} has {first} lines and {target_path} has {second}: line i of one must be line i of the other."
+            )
+        yield source[0], source[1].strip(), target[1].strip()
+
+
+def read_conll(
+    path: str | Path, word_column: int, tag_column: int, comment_prefix: str | None = None
+) -> Iterator[Sentence]:
+    """The sentences of a column file: a token a line, blank lines between sentences, columns counted from zero.
+
+    Columns are split at tabs, or at runs of white space in a line that has no tab. Lines that start with
+    ``comment_prefix`` are skipped.
+    """
+    start = 0
+    words: list[str] = []
+    tags: list[str] = []
+    for number, line in read_lines(path):
+        if comment_prefix is not None and line.startswith(comment_prefix):
+            continue
+        if not line.strip():
+            if words:
+                yield Sentence(start, tuple(words), tuple(tags))
+                words, tags = [], []
+            continue
+        cells = line.split("\t") if "\t" in line else line.split()
+        if len(cells) <= max(word_column, tag_column):
+            wanted = max(word_column, tag_column) + 1
+            raise InputError(f"{path}:{number}: at least {wanted} columns wanted, {len(cells)} found.")
+        word, tag = cells[word_column].strip(), cells[tag_column].strip()
+        if not word or not tag:
+            raise InputError(f"{path}:{number}: the {'tag' if word else 'word'} is empty.")
+        start = start if words else number
+        words.append(word)
+        tags.append(tag)
+    if words:
+        yield Sentence(start, tuple(words), tuple(tags))
