@@ -1,0 +1,187 @@
+"""Intervals and paired tests for metrics that are functions of summed statistics (``unforced.metrics.protocol``).
+
+A system is given as the ``[N,D]`` statistics of its outputs, or as a list of S such arrays, one a training seed, all
+over the same N test examples in the same order. Its *figure* is the mean over seeds of ``score(rows summed)``.
+
+Two things are random, the test examples and the training seeds, and they are treated like this:
+
+* ``interval`` and ``paired_bootstrap`` resample both: every replicate draws N examples with replacement (one draw for all
+  seeds and both systems, as they share the test set) and S seeds with replacement. S draws from S values vary too
+  little, by (S − 1)/S; the deviations of the drawn seeds are therefore stretched by √(S/(S − 1)) (Rao and Wu, 1988). With
+  one seed only the examples vary, and the interval speaks of that one trained model.
+* ``paired_test`` permutes examples: the rows of an example change sides together in all seeds, since outputs for one
+  example are not independent. It asks whether *these trained models* differ beyond the choice of test examples. What
+  other seeds would give is in the interval of ``paired_bootstrap``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from unforced.errors import InputError
+
+Score = Callable[[np.ndarray], np.ndarray]  # [...,D] sums of rows -> [...]
+Statistics = np.ndarray | Sequence[np.ndarray]  # [N,D], or S of them
+
+_CELLS = 2**22  # numbers held by one chunk of replicates: 32 MB
+
+
+class Interval(NamedTuple):
+    low: float
+    high: float
+
+
+class Difference(NamedTuple):
+    """Figure of a minus figure of b, with its interval."""
+
+    difference: float
+    low: float
+    high: float
+
+
+class PairedTest(NamedTuple):
+    """Figure of a minus figure of b, and the two-sided probability of one as large under equal systems."""
+
+    difference: float
+    p_value: float
+
+
+def figure(score: Score, statistics: Statistics) -> float:
+    """Mean over seeds of the score of the summed rows.
+
+    >>> hits = np.array([[1.0, 1.0], [0.0, 1.0]])  # correct, counted
+    >>> figure(lambda sums: sums[..., 0] / sums[..., 1], hits)
+    0.5
+    """
+    return float(np.mean([score(rows.sum(axis=0)) for rows in _seeds(statistics)]))
+
+
+def interval(
+    score: Score, statistics: Statistics, *, level: float = 0.95, samples: int = 1000, seed: int = 0
+) -> Interval:
+    """Percentile interval of the figure, from bootstrap replicates over examples and seeds.
+
+    >>> hits = np.array([[1.0, 1.0], [0.0, 1.0]] * 200)
+    >>> low, high = interval(lambda sums: sums[..., 0] / sums[..., 1], hits)
+    >>> bool(0.44 < low < 0.46 and 0.54 < high < 0.56)  # 0.5 ± 1.96 · 0.5 / √400
+    True
+    """
+    systems = _seeds(statistics)
+    rng = np.random.default_rng(seed)
+    replicates = [
+        _draw_seeds(_scores(score, systems, weights), rng)
+        for weights in _weights(len(systems[0]), _width(systems), samples, rng)
+    ]
+    return Interval(*_percentiles(np.concatenate(replicates), level))
+
+
+def paired_bootstrap(
+    score: Score, a: Statistics, b: Statistics, *, level: float = 0.95, samples: int = 1000, seed: int = 0
+) -> Difference:
+    """Difference of two systems' figures with its percentile interval; seed s of a is paired with seed s of b."""
+    first, second = _pair(a, b)
+    rng = np.random.default_rng(seed)
+    replicates = [
+        _draw_seeds(_scores(score, first, weights) - _scores(score, second, weights), rng)
+        for weights in _weights(len(first[0]), _width(first), samples, rng)
+    ]
+    difference = figure(score, first) - figure(score, second)
+    return Difference(difference, *_percentiles(np.concatenate(replicates), level))
+
+
+def paired_test(
+    score: Score, a: Statistics, b: Statistics, *, samples: int = 10000, seed: int = 0
+) -> PairedTest:
+    """Approximate randomisation (Noreen, 1989): swap the two outputs of each example with probability one half.
+
+    With c of n permuted differences at least as large as the one seen, p = (c + 1)/(n + 1).
+
+    >>> hits = np.array([[1.0], [0.0], [1.0]])
+    >>> paired_test(lambda sums: sums[..., 0] / 3, hits, hits).p_value
+    1.0
+    """
+    first, second = _pair(a, b)
+    rng = np.random.default_rng(seed)
+    seen = figure(score, first) - figure(score, second)
+    sums = [(x.sum(axis=0), y.sum(axis=0)) for x, y in zip(first, second)]
+    changes = [y - x for x, y in zip(first, second)]
+    scale = max(abs(figure(score, first)), abs(figure(score, second)), 1.0)
+    extreme = 0
+    for size in _chunks(len(first[0]), _width(first), samples):
+        swapped = rng.integers(0, 2, size=(size, len(first[0])), dtype=np.int8).astype(np.float64)
+        permuted = np.zeros(size)
+        for (total_a, total_b), change in zip(sums, changes):
+            moved = swapped @ change  # [C,N] @ [N,D]
+            permuted += score(total_a + moved) - score(total_b - moved)
+        extreme += int(np.sum(np.abs(permuted) / len(first) >= abs(seen) - 1e-12 * scale))
+    return PairedTest(seen, (extreme + 1) / (samples + 1))
+
+
+def _seeds(statistics: Statistics) -> list[np.ndarray]:
+    arrays = [statistics] if isinstance(statistics, np.ndarray) and statistics.ndim == 2 else list(statistics)
+    systems = [np.asarray(rows, dtype=np.float64) for rows in arrays]
+    if not systems or systems[0].ndim != 2 or not len(systems[0]):
+        raise InputError(
+            "statistics must be one or more arrays of shape [examples, numbers] that are not empty"
+        )
+    if any(rows.shape != systems[0].shape for rows in systems):
+        shapes = ", ".join(str(rows.shape) for rows in systems)
+        raise InputError(f"statistics of several seeds must be of one shape, not {shapes}")
+    return systems
+
+
+def _pair(a: Statistics, b: Statistics) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    first, second = _seeds(a), _seeds(b)
+    if len(first) != len(second) or first[0].shape != second[0].shape:
+        raise InputError(
+            f"paired systems need the same seeds and test examples, not {len(first)} seeds of {first[0].shape} "
+            f"and {len(second)} of {second[0].shape}"
+        )
+    return first, second
+
+
+def _width(systems: list[np.ndarray]) -> int:
+    return systems[0].shape[1]
+
+
+def _chunks(examples: int, width: int, samples: int) -> Iterator[int]:
+    """Sizes of chunks of replicates that keep each array within ``_CELLS`` numbers."""
+    if samples < 1:
+        raise InputError(f"samples must be at least 1, not {samples}")
+    most = max(1, _CELLS // max(examples, width))
+    for start in range(0, samples, most):
+        yield min(most, samples - start)
+
+
+def _weights(examples: int, width: int, samples: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
+    """[C,N] how often each example is drawn in each replicate of a chunk (multinomial: the rows sum to N)."""
+    for size in _chunks(examples, width, samples):
+        drawn = rng.integers(0, examples, size=(size, examples))
+        drawn += examples * np.arange(size)[:, None]
+        yield np.bincount(drawn.ravel(), minlength=size * examples).reshape(size, examples).astype(np.float64)
+
+
+def _scores(score: Score, systems: list[np.ndarray], weights: np.ndarray) -> np.ndarray:
+    """[C,S] the score of each seed in each replicate."""
+    return np.stack([score(weights @ rows) for rows in systems], axis=1)
+
+
+def _draw_seeds(scores: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """[C,S] -> [C] mean over S seeds drawn with replacement, stretched to the variance of a mean of S seeds."""
+    size, seeds = scores.shape
+    mean = scores.mean(axis=1)
+    if seeds == 1:
+        return mean
+    drawn = rng.integers(0, seeds, size=(size, seeds))
+    deviation = np.take_along_axis(scores, drawn, axis=1).mean(axis=1) - mean
+    return mean + np.sqrt(seeds / (seeds - 1)) * deviation
+
+
+def _percentiles(replicates: np.ndarray, level: float) -> tuple[float, float]:
+    if not 0 < level < 1:
+        raise InputError(f"level must lie between 0 and 1, not {level}")
+    low, high = np.quantile(replicates, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)

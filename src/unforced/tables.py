@@ -1,0 +1,212 @@
+"""How figures are written, and the tables of a comparison: for the terminal, for Markdown and for the report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any, Literal, NamedTuple, TextIO
+
+from unforced.comparison import Cell, Comparison, Measure, Row
+
+DASH = "–"
+SPARE = (
+    6,
+    4,
+)  # columns of a comparison's table that a narrow terminal does without: the change's interval, best dev
+
+
+class Table(NamedTuple):
+    """A table of text: one metric of a comparison, a row for each variant and decoder."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    numeric: tuple[bool, ...]  # which columns are aligned on the right
+
+
+def decimals(values: Iterable[float | None]) -> int:
+    """How many decimals suit scores of this size: percentages two, fractions four.
+
+    >>> decimals([27.31, 25.0]), decimals([0.84, None]), decimals([1234.5])
+    (2, 4, 1)
+    """
+    largest = max((abs(v) for v in values if v is not None and math.isfinite(v)), default=0.0)
+    return 4 if largest <= 1.5 else 2 if largest < 1000 else 1
+
+
+def number(value: float | None, places: int = 2, *, sign: bool = False) -> str:
+    """A figure, or a dash where there is none.
+
+    >>> number(3.14159), number(None), number(-0.5, 1, sign=True), number(0.5, 1, sign=True)
+    ('3.14', '–', '−0.5', '+0.5')
+    """
+    if value is None or math.isnan(value):
+        return DASH
+    text = f"{value:+.{places}f}" if sign else f"{value:.{places}f}"
+    return text.replace("-", "−")
+
+
+def mean_sd(mean: float | None, sd: float | None, places: int = 2) -> str:
+    """
+    >>> mean_sd(27.314, 0.21), mean_sd(27.314, None)
+    ('27.31 ± 0.21', '27.31')
+    """
+    return number(mean, places) if sd is None else f"{number(mean, places)} ± {number(sd, places)}"
+
+
+def bounds(low: float | None, high: float | None, places: int = 2, *, sign: bool = False) -> str:
+    """
+    >>> bounds(26.9, 27.8)
+    '[26.90, 27.80]'
+    """
+    if low is None or high is None:
+        return DASH
+    return f"[{number(low, places, sign=sign)}, {number(high, places, sign=sign)}]"
+
+
+def p_text(p: float | None) -> str:
+    """
+    >>> p_text(0.0312), p_text(0.0001), p_text(1.0), p_text(None)
+    ('0.031', '< 0.001', '1.000', '–')
+    """
+    if p is None or math.isnan(p):
+        return DASH
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def ratio(value: float | None) -> str:
+    """
+    >>> ratio(1.2345), ratio(None)
+    ('1.23×', '–')
+    """
+    return DASH if value is None else f"{number(value)}×"
+
+
+def comparison_tables(comparison: Comparison) -> tuple[Table, ...]:
+    """A table for each metric; the baseline's rows are marked by the word."""
+    return tuple(_table(comparison, measure) for measure in comparison.measures)
+
+
+def comparison_notes(comparison: Comparison) -> tuple[str, ...]:
+    """What stands under the tables: how every column was computed, and what it doesn't say."""
+    seeds = comparison.seeds
+    spread = "mean ± standard deviation over seeds" if len(seeds) > 1 else "one run, seed"
+    count = "" if comparison.examples is None else f" of {comparison.examples} examples"
+    both = (
+        "test examples and seeds"
+        if len(seeds) > 1
+        else "test examples (one seed: other seeds may differ more)"
+    )
+    notes = [
+        f"score: test split{count}, {spread} {', '.join(map(str, seeds))}.",
+        f"{comparison.level:.0%} interval: percentile bootstrap of the mean over {both}, "
+        f"{comparison.bootstrap_samples} samples.".replace("%", " %", 1),
+        "best dev: test score of the seed with the best development score (first metric, same decoder).",
+        f"change and p: against {comparison.baseline} with the same decoder; the interval is a paired bootstrap like the "
+        f"one above, p a two-sided approximate randomisation over test examples for these trained models, "
+        f"{comparison.permutations} permutations, not corrected for several comparisons.",
+        f"cost: training seconds per target token as a ratio to {comparison.baseline}, from these runs, made one after another "
+        "and not interleaved: read it as approximate.",
+    ]
+    notes += [f"{measure.name}: {measure.signature}." for measure in comparison.measures]
+    if not comparison.complete:
+        left = sum(run.state not in ("finished", "failed") for run in comparison.runs)
+        notes.append(
+            f"unfinished: {left} of {len(comparison.runs)} runs are still to come; intervals and tests come last."
+        )
+    notes += [f"failed: {run.variant}, seed {run.seed}: {run.reason}" for run in comparison.failures]
+    return (*notes, *comparison.notes)
+
+
+def comparison_markdown(comparison: Comparison) -> str:
+    """The tables and their notes as Markdown, for pages that hold generated figures."""
+    parts = []
+    for table in comparison_tables(comparison):
+        rule = ["---:" if numeric else "---" for numeric in table.numeric]
+        lines = [table.header, rule, *table.rows]
+        parts.append(f"{table.title}\n")
+        parts.append("\n".join(f"| {' | '.join(_escape(cell) for cell in line)} |" for line in lines) + "\n")
+    parts.append("\n".join(f"- {_escape(note)}" for note in comparison_notes(comparison)))
+    return "\n".join(parts) + "\n"
+
+
+def print_comparison(comparison: Comparison, file: TextIO | None = None) -> None:
+    """The tables on the terminal; where the output is no terminal, without colours and without folding.
+
+    A terminal too narrow for all columns loses those of ``SPARE``, which the report has.
+    """
+    from rich.console import Console
+    from rich.padding import Padding
+    from rich.text import Text
+
+    console = Console(file=file, highlight=False)
+    if not console.is_terminal:
+        console = Console(file=file, highlight=False, width=240, color_system=None)
+    for table in comparison_tables(comparison):
+        columns = list(range(len(table.header)))
+        while _width(table, columns) > console.width and any(i in columns for i in SPARE):
+            columns.remove(next(i for i in SPARE if i in columns))
+        console.print(Text(f"\n{table.title}"))
+        console.print(_rich(table, columns))
+    for note in comparison_notes(comparison):
+        if console.is_terminal:
+            console.print(Padding(Text(note), (0, 0, 0, 2)), style="dim")
+        else:
+            console.print(Text(f"  {note}"), soft_wrap=True)
+
+
+def _width(table: Table, columns: list[int]) -> int:
+    lines = [table.header, *table.rows]
+    return sum(2 + max(len(line[i]) for line in lines) for i in columns)
+
+
+def _rich(table: Table, columns: list[int]) -> Any:
+    from rich import box
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    shown = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for i in columns:
+        justify: Literal["left", "right"] = "right" if table.numeric[i] else "left"
+        shown.add_column(Text(table.header[i]), justify=justify, overflow="fold")
+    for row in table.rows:
+        shown.add_row(*(Text(row[i]) for i in columns))
+    return shown
+
+
+def _table(comparison: Comparison, measure: Measure) -> Table:
+    chosen = [(row, row.cells[measure.name]) for row in comparison.rows if measure.name in row.cells]
+    places = decimals(cell.mean for _, cell in chosen)
+    better = "higher" if measure.higher_is_better else "lower"
+    level = f"{comparison.level:.0%}".replace("%", " %")
+    header = (
+        "variant",
+        "decoder",
+        "score",
+        f"{level} interval",
+        "best dev",
+        "change",
+        f"{level} interval",
+        "p",
+        "cost",
+    )
+    rows = tuple(_cells(row, cell, places, comparison.baseline) for row, cell in chosen)
+    return Table(f"{measure.name} ({better} is better)", header, rows, (False, False, *[True] * 7))
+
+
+def _cells(row: Row, cell: Cell, places: int, baseline: str) -> tuple[str, ...]:
+    return (
+        row.variant,
+        row.decoder,
+        mean_sd(cell.mean, cell.sd, places),
+        bounds(cell.low, cell.high, places),
+        number(cell.best, places),
+        "baseline" if row.variant == baseline else number(cell.difference, places, sign=True),
+        bounds(cell.difference_low, cell.difference_high, places, sign=True),
+        p_text(cell.p_value),
+        ratio(row.cost),
+    )
+
+
+def _escape(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")

@@ -1,0 +1,181 @@
+"""Intervals and tests against closed forms, scipy and simulated coverage."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from unforced.errors import InputError
+from unforced.significance import figure, interval, paired_bootstrap, paired_test
+
+
+def mean(sums: np.ndarray) -> np.ndarray:
+    return sums[..., 0] / sums[..., 1]
+
+
+def rows(values: np.ndarray) -> np.ndarray:
+    """[N] values -> [N,2] statistics whose score is their mean."""
+    return np.stack([values, np.ones_like(values)], axis=1)
+
+
+def test_the_interval_of_a_mean_is_the_normal_one() -> None:
+    values = np.random.default_rng(0).normal(3.0, 2.0, size=2000)
+    low, high = interval(mean, rows(values), samples=4000, seed=1)
+    half = 1.96 * values.std() / np.sqrt(len(values))
+    assert low == pytest.approx(values.mean() - half, abs=0.1 * half)
+    assert high == pytest.approx(values.mean() + half, abs=0.1 * half)
+
+
+@pytest.mark.parametrize("level", [0.5, 0.9])
+def test_the_interval_agrees_with_scipy(level: float) -> None:
+    values = np.random.default_rng(1).exponential(size=300)
+    ours = interval(mean, rows(values), level=level, samples=5000)
+    theirs = scipy.stats.bootstrap(
+        (values,), np.mean, confidence_level=level, n_resamples=5000, method="percentile", rng=2
+    ).confidence_interval
+    width = theirs.high - theirs.low
+    assert ours.low == pytest.approx(theirs.low, abs=0.08 * width)
+    assert ours.high == pytest.approx(theirs.high, abs=0.08 * width)
+
+
+def test_replicates_are_exact_on_a_tiny_sample() -> None:
+    """Of two examples 0 and 1, a replicate's mean is 0, ½ or 1 with probabilities ¼, ½, ¼."""
+    data = rows(np.array([0.0, 1.0]))
+    assert interval(mean, data, level=0.4, samples=4000) == (0.5, 0.5)
+    assert interval(mean, data, level=0.6, samples=4000) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize("seeds", [1, 5])
+def test_the_interval_covers_the_truth_as_often_as_it_says(seeds: int) -> None:
+    """Every seed has a bias of its own, as large as the noise of the test set; a level of 90 % is not far off."""
+    rng = np.random.default_rng(3)
+    covered, trials, n = 0, 200, 100
+    for trial in range(trials):
+        examples = rng.normal(size=n)
+        bias = rng.normal(scale=0.1, size=seeds) if seeds > 1 else np.zeros(1)
+        runs = [rows(examples + b + rng.normal(scale=0.5, size=n)) for b in bias]
+        low, high = interval(mean, runs, level=0.9, samples=400, seed=trial)
+        covered += low <= 0.0 <= high
+    assert 0.83 < covered / trials < 0.96
+
+
+def test_seeds_widen_the_interval_by_their_own_variance() -> None:
+    """With no noise in the examples, the variance of the mean over S seeds is s²/S, not (S − 1)/S of it."""
+    biases = [0.0, 1.0, 5.0]
+    runs = [rows(np.full(50, b)) for b in biases]
+    low, high = interval(mean, runs, level=0.998, samples=20000)
+    assert figure(mean, runs) == pytest.approx(2.0)
+    stretched = [2.0 + np.sqrt(3 / 2) * (b - 2.0) for b in biases]
+    assert (low, high) == pytest.approx((min(stretched), max(stretched)))
+
+
+def test_identical_systems_have_p_one_and_no_difference() -> None:
+    values = np.random.default_rng(4).normal(size=80)
+    assert paired_test(mean, rows(values), rows(values), samples=500) == (0.0, 1.0)
+    assert paired_bootstrap(mean, rows(values), rows(values), samples=100) == (0.0, 0.0, 0.0)
+
+
+def test_clearly_different_systems_reach_the_least_p() -> None:
+    values = np.random.default_rng(5).normal(size=200)
+    result = paired_test(mean, rows(values + 1.0), rows(values), samples=999)
+    assert result.difference == pytest.approx(1.0)
+    assert result.p_value == 1 / 1000
+
+
+def test_the_test_agrees_with_scipy() -> None:
+    rng = np.random.default_rng(6)
+    a = rng.normal(size=40)
+    b = a + rng.normal(0.15, 0.6, size=40)
+    ours = paired_test(mean, rows(a), rows(b), samples=20000)
+    theirs = scipy.stats.permutation_test(
+        (a, b),
+        lambda x, y: np.mean(x) - np.mean(y),
+        permutation_type="samples",
+        n_resamples=20000,
+        rng=7,
+    )
+    assert ours.difference == pytest.approx(theirs.statistic)
+    assert ours.p_value == pytest.approx(theirs.pvalue, abs=0.02)
+    assert 0.02 < ours.p_value < 0.5
+
+
+def test_the_test_is_exact_by_enumeration() -> None:
+    """Differences 1, 2, 4: all eight signs give sums of distinct size, two of them as large as the one seen."""
+    a, b = rows(np.array([1.0, 2.0, 4.0])), rows(np.zeros(3))
+    assert paired_test(mean, a, b, samples=40000).p_value == pytest.approx(2 / 8, abs=0.01)
+
+
+def test_p_is_uniform_under_the_null() -> None:
+    rng = np.random.default_rng(8)
+    p = [
+        paired_test(
+            mean, rows(rng.normal(size=30)), rows(rng.normal(size=30)), samples=200, seed=trial
+        ).p_value
+        for trial in range(200)
+    ]
+    assert scipy.stats.kstest(p, "uniform").pvalue > 1e-3
+
+
+def test_an_example_changes_sides_in_all_seeds_at_once() -> None:
+    """Ten copies of one seed are one seed: they don't make a difference more certain."""
+    rng = np.random.default_rng(9)
+    a, b = rows(rng.normal(0.2, 1.0, size=50)), rows(rng.normal(size=50))
+    one = paired_test(mean, a, b, samples=2000, seed=3)
+    ten = paired_test(mean, [a] * 10, [b] * 10, samples=2000, seed=3)
+    assert ten == pytest.approx(one)
+
+
+def test_the_paired_interval_is_narrow_where_systems_agree() -> None:
+    rng = np.random.default_rng(10)
+    values = rng.normal(scale=5.0, size=400)
+    a, b = rows(values + 0.1 + rng.normal(scale=0.1, size=400)), rows(values)
+    difference, low, high = paired_bootstrap(mean, a, b)
+    assert low < difference < high
+    assert high - low < 0.05
+    assert high - low < 0.1 * (interval(mean, a).high - interval(mean, a).low)
+
+
+def test_chunks_hold_little_and_change_nothing_but_the_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = np.random.default_rng(11).normal(size=100)
+    sizes = []
+
+    def spy(sums: np.ndarray) -> np.ndarray:
+        sizes.append(sums.shape)
+        return mean(sums)
+
+    monkeypatch.setattr("unforced.significance._CELLS", 700)
+    low, high = interval(spy, rows(values), samples=1000)
+    assert max(shape[0] for shape in sizes) == 7
+    assert sum(shape[0] for shape in sizes) == 1000
+    half = 1.96 * values.std() / 10
+    assert (high - low) / 2 == pytest.approx(half, rel=0.15)
+
+
+def test_the_same_seed_gives_the_same_figures() -> None:
+    a, b = (rows(np.random.default_rng(s).normal(size=60)) for s in (1, 2))
+    assert interval(mean, a, seed=5) == interval(mean, a, seed=5)
+    assert interval(mean, a, seed=5) != interval(mean, a, seed=6)
+    assert paired_test(mean, a, b, seed=5, samples=300) == paired_test(mean, a, b, seed=5, samples=300)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "says"),
+    [
+        (np.zeros((3, 2)), np.zeros((4, 2)), "same seeds and test examples"),
+        ([np.zeros((3, 2))] * 2, np.zeros((3, 2)), "same seeds and test examples"),
+        ([np.zeros((3, 2)), np.zeros((2, 2))], np.zeros((3, 2)), "one shape"),
+        (np.zeros((0, 2)), np.zeros((0, 2)), "not empty"),
+        ([], np.zeros((3, 2)), "not empty"),
+    ],
+)
+def test_unfit_statistics_are_refused(a: np.ndarray, b: np.ndarray, says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        paired_test(mean, a, b, samples=10)
+
+
+def test_unfit_options_are_refused() -> None:
+    with pytest.raises(InputError, match="level"):
+        interval(mean, rows(np.ones(3)), level=95)
+    with pytest.raises(InputError, match="samples"):
+        interval(mean, rows(np.ones(3)), samples=0)
