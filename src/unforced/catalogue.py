@@ -1,0 +1,117 @@
+"""What recipes and the command line can name: one line an entry, imported only when it is used."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import Any, Union, get_args, get_origin
+
+from unforced.errors import InputError
+from unforced.schema import nearest
+
+CATALOGUE: dict[str, dict[str, str]] = {
+    "objectives": {
+        "cross_entropy": "unforced.objectives.cross_entropy:CrossEntropy",
+        "label_smoothing": "unforced.objectives.label_smoothing:LabelSmoothing",
+    },
+    "models": {
+        "lstm": "unforced.models.lstm:LSTM",
+        "transformer": "unforced.models.transformer:Transformer",
+        "causal": "unforced.models.causal:Causal",
+        "toy": "unforced.models.toy:Toy",
+    },
+    "tasks": {
+        "g2p": "unforced.tasks.g2p:G2P",
+        "pairs": "unforced.tasks.pairs:Pairs",
+        "translation": "unforced.tasks.translation:Translation",
+        "dialogue": "unforced.tasks.dialogue:Dialogue",
+        "summarization": "unforced.tasks.summarization:Summarization",
+        "language": "unforced.tasks.language:Language",
+        "phonemes": "unforced.tasks.phonemes:Phonemes",
+        "tagging": "unforced.tasks.tagging:Tagging",
+        "images": "unforced.tasks.images:Images",
+        "captions": "unforced.tasks.captions:Captions",
+        "palindromes": "unforced.tasks.palindromes:Palindromes",
+        "hmm": "unforced.tasks.hmm:HMM",
+    },
+    "decoders": {
+        "greedy": "unforced.decoding.greedy:Greedy",
+        "sample": "unforced.decoding.sample:Sample",
+        "beam": "unforced.decoding.beam:Beam",
+    },
+    "schedules": {},
+}
+
+# A field of one of these types holds any entry of the kind, picked by its ``name``.
+PROTOCOLS = {
+    "unforced.objectives.protocol:Objective": "objectives",
+    "unforced.schedules:Schedule": "schedules",
+}
+
+
+def resolve(kind: str, name: str) -> type:
+    """The class behind a name.
+
+    >>> resolve("objectives", "label_smoothing")
+    <class 'unforced.objectives.label_smoothing.LabelSmoothing'>
+    >>> resolve("objectives", "lable_smoothing")
+    Traceback (most recent call last):
+    unforced.errors.InputError: "lable_smoothing" is not among the objectives; did you mean "label_smoothing"?
+    """
+    entries = CATALOGUE[kind]
+    if name not in entries:
+        raise InputError(f'"{name}" is not among the {kind}; {nearest(name, entries)}')
+    module, _, attribute = entries[name].partition(":")
+    return getattr(import_module(module), attribute)
+
+
+class Entries(Mapping[str, type]):
+    """The classes of a kind by name, each imported when it is looked up."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def __getitem__(self, name: str) -> type:
+        if name not in CATALOGUE[self.kind]:
+            raise KeyError(name)
+        return resolve(self.kind, name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in CATALOGUE[self.kind]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(CATALOGUE[self.kind])
+
+    def __len__(self) -> int:
+        return len(CATALOGUE[self.kind])
+
+
+def address(cls: type) -> str:
+    """A class as the catalogue writes it."""
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def name_of(kind: str, value: Any) -> str | None:
+    """The name under which the class of ``value`` stands in the catalogue, or None.
+
+    >>> from unforced.objectives.cross_entropy import CrossEntropy
+    >>> name_of("objectives", CrossEntropy()), name_of("objectives", 3)
+    ('cross_entropy', None)
+    """
+    cls = value if isinstance(value, type) else type(value)
+    return next((name for name, entry in CATALOGUE[kind].items() if entry == address(cls)), None)
+
+
+def named(hint: Any) -> Mapping[str, type] | None:
+    """The classes that a field of this type may hold, by name: of a protocol above, or of a union of entries."""
+    if isinstance(hint, type):
+        kind = PROTOCOLS.get(address(hint))
+        return None if kind is None else Entries(kind)
+    if get_origin(hint) not in (Union, types.UnionType):
+        return None
+    for kind in CATALOGUE:
+        found = {name_of(kind, member): member for member in get_args(hint) if isinstance(member, type)}
+        if len(found) == len(get_args(hint)) and None not in found:
+            return {str(name): member for name, member in found.items()}
+    return None
