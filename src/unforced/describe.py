@@ -1,4 +1,4 @@
-"""What the fields of a configuration class are, as plain data, for people and programs that look before they write."""
+"""What the catalogue offers and which fields each class has, as plain data: what ``unforced list`` shows."""
 
 from __future__ import annotations
 
@@ -6,13 +6,44 @@ import ast
 import inspect
 import io
 import re
+import sys
 import textwrap
 import tokenize
 import types
 from dataclasses import is_dataclass
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from unforced.catalogue import Entries, named
+from unforced.recipe import builtin, read
 from unforced.schema import Named, default_of, fields_of, nobody, required, to_plain
+
+
+def entries(kind: str) -> list[dict[str, Any]]:
+    """Name, summary and fields of each class of a kind, or name, summary and variants of each built-in recipe.
+
+    >>> [entry["name"] for entry in entries("objectives")][:2]
+    ['cross_entropy', 'label_smoothing']
+    """
+    if kind == "recipes":
+        recipes = {name: read(name) for name in builtin()}
+        return [
+            {
+                "name": name,
+                "summary": data.get("description", ""),
+                "variants": [variant.get("name") for variant in data.get("variants", [])],
+            }
+            for name, data in recipes.items()
+        ]
+    return [
+        {"name": name, "summary": summary(cls), "fields": describe(cls, named)}
+        for name, cls in Entries(kind).items()
+    ]
+
+
+def summary(cls: type) -> str:
+    """The first paragraph about a class on one line: its file's, since a file holds one method, or else its own."""
+    doc = inspect.getdoc(sys.modules[cls.__module__]) or inspect.getdoc(cls) or ""
+    return " ".join(doc.split("\n\n")[0].split())
 
 
 def describe(cls: type, named: Named = nobody) -> list[dict[str, Any]]:

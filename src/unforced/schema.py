@@ -204,7 +204,8 @@ def to_plain(value: Any, hint: Any, named: Named = nobody) -> Any:
         return [to_plain(item, inner, named) for item in value]
     if isinstance(value, Mapping):
         return {key: to_plain(item, args[1] if args else Any, named) for key, item in value.items()}
-    return value
+    kinds = {hint, *(args if get_origin(hint) is not Literal else ())}
+    return float(value) if type(value) is int and float in kinds and int not in kinds else value
 
 
 def fields_of(cls: type) -> tuple[Field[Any], ...]:

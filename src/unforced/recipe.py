@@ -1,0 +1,244 @@
+"""Recipes: a TOML file that names a task, a model, an objective and how to train and decode, and its variants.
+
+Data alone: every name is looked up in the catalogue, every key is a field of a frozen dataclass, and anything else is
+an ``InputError``. The order of merging is file, then variant, then ``key=value`` overrides.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from unforced.catalogue import Entries, name_of, named
+from unforced.errors import InputError
+from unforced.schema import build, convert, join, nearest, pick, show, to_mapping
+from unforced.training.options import Training
+from unforced.trees import Data, difference, merge, normalize, parse_overrides, spell_none
+
+KINDS = {"task": "tasks", "model": "models", "objective": "objectives"}
+BODY = (*KINDS, "training", "decoding")  # what a variant may change
+KEYS = ("name", "description", "seeds", "baseline", *BODY, "variants")
+SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")  # names that become names of files
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A named set of changes to a recipe, as plain data."""
+
+    name: str
+    changes: Data = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A resolved recipe. ``task`` or ``model`` is None in the record of a run that used one of the user's own.
+
+    >>> recipe = load("g2p", ["training.epochs=1"])
+    >>> recipe.training.epochs, recipe.baseline
+    (1, 'cross_entropy')
+    >>> resolve(tomllib.loads(recipe.to_toml())) == recipe
+    True
+    """
+
+    name: str
+    description: str
+    seeds: tuple[int, ...]
+    baseline: str
+    task: Any
+    model: Any
+    objective: Any
+    training: Training
+    decoding: dict[str, Any]
+    variants: tuple[Variant, ...]
+
+    def single(self, variant: str | None = None, seed: int | None = None) -> Recipe:
+        """One variant with one seed: what one run is made from.
+
+        Without a variant it is the recipe as it stands, called after its objective (or after its only variant, if
+        that changes nothing); without a seed the first is taken.
+        """
+        data = self.to_data()
+        label = variant
+        if label is None:
+            only = [v.name for v in self.variants if not v.changes and len(self.variants) == 1]
+            label = only[0] if only else name_of("objectives", self.objective) or "own"
+        else:
+            data = merge(data, find_variant(self.variants, label).changes)
+        data |= {"variants": [{"name": label}], "baseline": label}
+        data["seeds"] = [self.seeds[0] if seed is None else seed]
+        return resolve(data)
+
+    def to_data(self) -> Data:
+        """The recipe as plain data with every default filled in; ``resolve`` makes an equal recipe of it."""
+        data: Data = {"name": self.name, "description": self.description, "seeds": list(self.seeds)}
+        data["baseline"] = self.baseline
+        for key, kind in KINDS.items():
+            if (value := getattr(self, key)) is not None:
+                data[key] = {"name": name_of(kind, value), **to_mapping(value, named)}
+        data["training"] = to_mapping(self.training, named)
+        data["decoding"] = {
+            name: {"method": name_of("decoders", decoder), **to_mapping(decoder, named)}
+            for name, decoder in self.decoding.items()
+        }
+        data["variants"] = [{"name": v.name, **v.changes} for v in self.variants]
+        return data
+
+    def to_toml(self) -> str:
+        """The text of a recipe file that loads as this recipe; None is written as "none"."""
+        return tomli_w.dumps(spell_none(self.to_data()))
+
+
+def load(
+    source: str | Path | Recipe, overrides: Iterable[str] = (), variants: Sequence[str] | None = None
+) -> Recipe:
+    """A recipe by its name, by the path of a TOML file or of a run folder, with ``key=value`` overrides.
+
+    With ``variants`` only these are kept, and the recipe as it stands becomes the first of them.
+    """
+    where = source.name if isinstance(source, Recipe) else str(source)
+    try:
+        data = source.to_data() if isinstance(source, Recipe) else read(source)
+        return assemble(data, parse_overrides(overrides), variants)
+    except InputError as error:
+        raise InputError(f"{where}: {error}" if not str(error).startswith(where) else str(error)) from None
+
+
+def assemble(data: Data, overrides: Data, chosen: Sequence[str] | None = None) -> Recipe:
+    """Resolve file ← variant ← overrides, for the recipe as it stands and for each variant."""
+    check_keys(overrides, KEYS)
+    if "variants" in overrides:
+        raise InputError("variants: a list of variants can't be given as key=value")
+    body = {key: overrides[key] for key in BODY if key in overrides}
+    data = merge(data, {key: value for key, value in overrides.items() if key not in BODY})
+    given = read_variants(data.get("variants", []))
+    if chosen is not None:
+        given = [find_variant(given, name) for name in dict.fromkeys(chosen)]
+        if not given:
+            raise InputError("variants: at least one must be chosen")
+        if data.get("baseline") not in {v.name for v in given}:
+            data = {key: value for key, value in data.items() if key != "baseline"}
+    start = merge(data, given[0].changes) if chosen is not None else data
+    base = resolve({**merge(start, body), "variants": [{"name": v.name} for v in given]})
+    plain = base.to_data()
+    variants = []
+    for variant in given:
+        try:
+            full = resolve({**merge(merge(data, variant.changes), body), "variants": [], "baseline": ""})
+        except InputError as error:
+            raise InputError(f"variant {variant.name}: {error}") from None
+        variants.append(
+            Variant(variant.name, difference(plain, {k: v for k, v in full.to_data().items() if k in BODY}))
+        )
+    return replace(base, variants=tuple(variants) or base.variants)
+
+
+def resolve(data: Mapping[str, Any]) -> Recipe:
+    """The recipe that plain data describe, or an ``InputError`` that says which key is wrong."""
+    check_keys(data, KEYS)
+    parts: Data = {}
+    for key, kind in KINDS.items():
+        parts[key] = pick(Entries(kind), data[key], key, named) if key in data else None
+    if parts["objective"] is None:
+        raise InputError(f"objective: a table is missing; {nearest('', Entries('objectives'))}")
+    training = build(Training, data.get("training", {}), "training", named)
+    tables = data.get("decoding", {"greedy": {"method": "greedy"}})
+    if not isinstance(tables, Mapping) or not tables:
+        raise InputError("decoding: expected a table for each decoder, such as [decoding.greedy]")
+    decoding = {
+        check_name(name, "decoding"): pick(
+            Entries("decoders"), table, join("decoding", name), named, "method"
+        )
+        for name, table in tables.items()
+    }
+    if training.validate not in decoding:
+        raise InputError(
+            f"training.validate: there is no [decoding.{training.validate}]; {nearest(training.validate, decoding)}"
+        )
+    seeds = convert(tuple[int, ...], data.get("seeds", [1]), "seeds")
+    if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
+        raise InputError(f"seeds: expected different whole numbers from 0 on, not {show(list(seeds))}")
+    variants = read_variants(data.get("variants", []))
+    variants = variants or [Variant(name_of("objectives", parts["objective"]) or "own")]
+    baseline = convert(str, data.get("baseline", ""), "baseline") or variants[0].name
+    find_variant(variants, baseline, "baseline")
+    return Recipe(
+        name=check_name(data.get("name", "recipe"), "name"),
+        description=convert(str, data.get("description", ""), "description"),
+        seeds=seeds, baseline=baseline, training=training, decoding=decoding, variants=tuple(variants), **parts,
+    )  # fmt: skip
+
+
+def read_variants(tables: Any) -> list[Variant]:
+    if not isinstance(tables, Sequence) or isinstance(tables, str):
+        raise InputError("variants: expected a list of tables ([[variants]])")
+    variants: list[Variant] = []
+    for i, table in enumerate(tables):
+        if not isinstance(table, Mapping) or "name" not in table:
+            raise InputError(f"variants[{i}]: expected a table with a name")
+        name = check_name(table["name"], f"variants[{i}].name")
+        changes = {key: value for key, value in table.items() if key != "name"}
+        check_keys(changes, BODY, f"variant {name}: ")
+        variants.append(Variant(name, normalize(changes)))
+        if name in {v.name for v in variants[:-1]}:
+            raise InputError(f'variants: there are two of the name "{name}"')
+    return variants
+
+
+def find_variant(variants: Iterable[Variant], name: str, where: str = "variant") -> Variant:
+    by_name = {variant.name: variant for variant in variants}
+    if name not in by_name:
+        raise InputError(f'{where}: "{name}" is not among the variants; {nearest(name, by_name)}')
+    return by_name[name]
+
+
+def check_keys(data: Mapping[str, Any], known: Sequence[str], where: str = "") -> None:
+    for key in data:
+        if key not in known:
+            raise InputError(f"{where}{key}: no such key; {nearest(key, known)}")
+
+
+def check_name(name: Any, where: str) -> str:
+    if not isinstance(name, str) or not SAFE.fullmatch(name):
+        raise InputError(f"{where}: expected a name of letters, digits and . _ + -, not {show(name)}")
+    return name
+
+
+def builtin() -> dict[str, Any]:
+    """The recipes that come with the package, by name."""
+    folder = resources.files("unforced").joinpath("recipes")
+    files = sorted((f for f in folder.iterdir() if f.name.endswith(".toml")), key=lambda f: f.name)
+    return {file.name.removesuffix(".toml"): file for file in files}
+
+
+def read(source: str | Path) -> Data:
+    """The plain data of a recipe: a built-in one by name, else a TOML file or a folder that holds ``recipe.toml``."""
+    known = builtin()
+    if isinstance(source, str) and source in known:
+        return parse(known[source].read_bytes(), source, source)
+    path = Path(source)
+    if path.is_dir() and (path / "recipe.toml").is_file():
+        path = path / "recipe.toml"
+    if path.suffix != ".toml" and not path.is_file():
+        raise InputError(f'there is no recipe "{source}"; {nearest(str(source), known)}')
+    try:
+        return parse(path.read_bytes(), str(path), path.stem)
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or error}") from None
+
+
+def parse(content: bytes, where: str, stem: str) -> Data:
+    try:
+        data = tomllib.loads(content.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        raise InputError(f"{where}:{line}: the line isn't UTF-8") from None
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise InputError(f"{where}: this isn't TOML: {error}") from None
+    return normalize({"name": stem, **data})
