@@ -1,0 +1,150 @@
+"""A small convolutional classifier whose features and class probabilities judge generated images."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import skip_init
+
+from unforced.errors import InputError
+
+FEATURES = 16
+BATCH, RATE = 64, 3e-3
+FEWEST, MOST = 600, 2000  # updates
+
+
+class ConvNet(nn.Module):
+    """Two 3×3 convolutions, 2×2 pooling, ``FEATURES`` features, class scores: [N,C,H,W] -> [N,d], [N,classes]."""
+
+    def __init__(self, shape: tuple[int, int, int], classes: int, rng: torch.Generator) -> None:
+        super().__init__()
+        channels, height, width = shape
+        self.first = skip_init(nn.Conv2d, channels, 16, 3, padding=1)
+        self.second = skip_init(nn.Conv2d, 16, 32, 3, padding=1)
+        self.squeeze = skip_init(nn.Linear, 32 * (-(-height // 4)) * (-(-width // 4)), FEATURES)
+        self.classify = skip_init(nn.Linear, FEATURES, classes)
+        for weights in self.parameters():
+            if weights.dim() == 1:
+                nn.init.zeros_(weights)
+            else:
+                nn.init.kaiming_uniform_(weights, nonlinearity="relu", generator=rng)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = F.max_pool2d(F.relu(self.first(images)), 2, ceil_mode=True)
+        hidden = F.max_pool2d(F.relu(self.second(hidden)), 2, ceil_mode=True)
+        features = self.squeeze(hidden.flatten(1))
+        return features, self.classify(F.relu(features))
+
+
+class Classifier:
+    """A trained classifier: ``features`` (standardised on its training images) and ``probabilities``.
+
+    Images are integer arrays [H,W] or [H,W,C] with ``levels`` grey or colour levels. Training is a function of the
+    images, the labels and the seed: it draws from a generator of its own and runs in one thread.
+
+    >>> images = np.repeat([np.zeros((4, 4)), np.ones((4, 4))], 8, axis=0).astype(int)
+    >>> labels = np.repeat([0, 1], 8)
+    >>> classifier = Classifier.fit("toy", images, labels, levels=2, classes=2, steps=30)
+    >>> classifier.features(images).shape, classifier.probabilities(images).shape
+    ((16, 16), (16, 2))
+    >>> classifier.accuracy(images, labels)
+    1.0
+    """
+
+    def __init__(self, name: str, net: ConvNet, shape: tuple[int, ...], levels: int, trained_on: int) -> None:
+        self.name = name
+        self.shape = shape
+        self.levels = levels
+        self.trained_on = trained_on
+        self._net = net
+        self._shift, self._scale = np.zeros(FEATURES), np.ones(FEATURES)
+
+    @classmethod
+    def fit(
+        cls,
+        name: str,
+        images: Sequence[Any],
+        labels: Sequence[int] | np.ndarray,
+        *,
+        levels: int,
+        classes: int,
+        seed: int = 0,
+        steps: int | None = None,
+    ) -> Classifier:
+        """Train with Adam for ``steps`` updates (ten epochs between bounds), the learning rate falling to zero on a line."""
+        if not len(images) or len(images) != len(labels):
+            raise InputError(f"A classifier can't learn from {len(images)} images and {len(labels)} labels.")
+        shape = np.shape(images[0])
+        steps = min(max(10 * len(images) // BATCH, FEWEST), MOST) if steps is None else steps
+        with _training():
+            rng = torch.Generator().manual_seed(seed)
+            net = ConvNet((shape[2] if len(shape) == 3 else 1, shape[0], shape[1]), classes, rng)
+            result = cls(name, net, shape, levels, len(images))
+            pixels, gold = result._pixels(images), torch.as_tensor(np.asarray(labels), dtype=torch.long)
+            optimizer = torch.optim.Adam(net.parameters(), lr=RATE)
+            for step in range(steps):
+                optimizer.param_groups[0]["lr"] = RATE * (1 - step / steps)
+                rows = torch.randint(len(gold), (BATCH,), generator=rng)
+                optimizer.zero_grad()
+                F.cross_entropy(net(pixels[rows])[1], gold[rows]).backward()
+                optimizer.step()
+        net.requires_grad_(False)
+        raw = result.features(images)
+        result._shift, result._scale = raw.mean(axis=0), raw.std(axis=0) + 1e-6
+        return result
+
+    def features(self, images: Sequence[Any]) -> np.ndarray:
+        """N images -> [N,d] float64."""
+        return (self._run(images)[0].double().numpy() - self._shift) / self._scale
+
+    def probabilities(self, images: Sequence[Any]) -> np.ndarray:
+        """N images -> [N,classes] float64, rows sum to one."""
+        return torch.softmax(self._run(images)[1].double(), dim=-1).numpy()
+
+    def accuracy(self, images: Sequence[Any], labels: Sequence[int] | np.ndarray) -> float:
+        """The share of images whose class it finds."""
+        return float((self.probabilities(images).argmax(axis=1) == np.asarray(labels)).mean())
+
+    def describe(self) -> str:
+        """What it is, with a fingerprint: distances compare only in the same features."""
+        weights = b"".join(weights.detach().numpy().tobytes() for weights in self._net.parameters())
+        mark = hashlib.sha256(weights).hexdigest()[:8]
+        return (
+            f"the {self.name} classifier ({FEATURES} features of a small convolutional network "
+            f"trained on {self.trained_on} images, weights {mark})"
+        )
+
+    def _run(self, images: Sequence[Any]) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            parts = [self._net(part) for part in self._pixels(images).split(1000)]
+        return torch.cat([features for features, _ in parts]), torch.cat([scores for _, scores in parts])
+
+    def _pixels(self, images: Sequence[Any]) -> Tensor:
+        """N images of integer levels -> [N,C,H,W] float32 in [0,1]."""
+        for i, image in enumerate(images):
+            if np.shape(image) != self.shape:
+                raise InputError(f"Image {i} has the shape {np.shape(image)} where {self.shape} is wanted.")
+        stacked = np.asarray(images).reshape(len(images), *self.shape)
+        if len(images) and not 0 <= stacked.min() <= stacked.max() < self.levels:
+            raise InputError(f"The images' levels must lie between 0 and {self.levels - 1}.")
+        pixels = torch.tensor(stacked, dtype=torch.float32) / max(self.levels - 1, 1)
+        return pixels.movedim(3, 1).contiguous() if pixels.dim() == 4 else pixels.unsqueeze(1)
+
+
+@contextmanager
+def _training() -> Iterator[None]:
+    """Gradients on, whatever the caller set, and one thread: sums in another order end in other weights."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.inference_mode(False), torch.enable_grad():
+            yield
+    finally:
+        torch.set_num_threads(threads)

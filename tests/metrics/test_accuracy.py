@@ -1,0 +1,31 @@
+"""Token accuracy."""
+
+import numpy as np
+import pytest
+
+from unforced.errors import InputError
+from unforced.metrics.accuracy import TokenAccuracy
+from unforced.metrics.protocol import Metric
+
+
+def test_counts_tokens_over_the_corpus_not_sentences():
+    metric = TokenAccuracy()
+    rows = metric.statistics([["a", "b", "c"], ["x"]], [[["a", "b", "d"]], [["y"]]])
+    assert isinstance(metric, Metric)
+    assert rows.tolist() == [[2, 3], [0, 1]]
+    assert float(metric.score(rows.sum(axis=0))) == 50
+
+
+def test_takes_the_nearest_of_several_answers():
+    assert TokenAccuracy().statistics([["a", "b"]], [[["b", "a"], ["a", "c"]]]).tolist() == [[1, 2]]
+
+
+def test_scores_many_sums_at_once():
+    assert TokenAccuracy().score(np.array([[1.0, 2.0], [0.0, 0.0]])).tolist() == [50, 0]
+
+
+def test_refuses_unequal_numbers_and_lengths():
+    with pytest.raises(InputError, match="2 outputs but answers for 1"):
+        TokenAccuracy().statistics([["a"], ["b"]], [[["a"]]])
+    with pytest.raises(InputError, match="1 tokens but its answer has 2"):
+        TokenAccuracy().statistics([["a"]], [[["a", "b"]]])

@@ -1,0 +1,102 @@
+"""Strict entity F1 against seqeval itself."""
+
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from seqeval.metrics import f1_score
+from seqeval.scheme import IOB2
+
+from unforced.errors import InputError
+from unforced.metrics.protocol import Metric
+from unforced.metrics.tagging import EntityF1, entities, first_fault
+
+TAGS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
+
+
+def score(outputs, answers):
+    metric = EntityF1()
+    return float(metric.score(metric.statistics(outputs, [[a] for a in answers]).sum(axis=0)))
+
+
+@st.composite
+def corpora(draw):
+    lengths = draw(st.lists(st.integers(1, 7), min_size=1, max_size=6))
+    rows = [st.lists(st.sampled_from(TAGS), min_size=n, max_size=n) for n in lengths]
+    return [draw(row) for row in rows], [draw(row) for row in rows]
+
+
+@given(corpora())
+@settings(max_examples=200, deadline=None)
+def test_equals_seqeval_in_strict_mode(corpus):
+    outputs, answers = corpus
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        wanted = 100 * f1_score(answers, outputs, mode="strict", scheme=IOB2)
+    assert score(outputs, answers) == pytest.approx(wanted, abs=1e-9)
+
+
+def test_an_entity_must_match_in_class_start_and_end():
+    gold = [["B-PER", "I-PER", "O", "B-LOC"]]
+    assert score(gold, gold) == 100
+    assert score([["B-PER", "O", "O", "B-LOC"]], gold) == 50  # end
+    assert score([["B-LOC", "I-LOC", "O", "B-LOC"]], gold) == 50  # class
+    assert score([["O", "B-PER", "O", "B-LOC"]], gold) == 50  # start
+    assert score([["I-PER", "I-PER", "O", "I-LOC"]], gold) == 0  # nothing was opened
+
+
+def test_neighbouring_entities_of_one_class_stay_apart():
+    assert entities([["B-PER", "B-PER", "I-PER"]]) == [{("PER", 0, 1), ("PER", 1, 3)}]
+
+
+def test_statistics_add_up_over_sentences():
+    metric = EntityF1()
+    outputs = [["B-PER", "O"], ["O", "B-LOC"], ["O", "O"]]
+    answers = [[["B-PER", "O"]], [["B-LOC", "O"]], [["O", "O"]]]
+    rows = metric.statistics(outputs, answers)
+    assert rows.tolist() == [[1, 0, 0], [0, 1, 1], [0, 0, 0]]
+    assert metric.score(np.stack([rows.sum(axis=0), rows[2], rows[0]])).tolist() == [50, 0, 100]
+
+
+def test_is_a_metric_and_tells_how_it_was_computed():
+    metric = EntityF1()
+    assert isinstance(metric, Metric)
+    assert "strict" in metric.signature()
+    assert "IOB2" in metric.signature()
+
+
+@pytest.mark.parametrize(
+    ("outputs", "answers", "message"),
+    [
+        ([["O"]], [], "1 outputs but answers for 0"),
+        ([["O"]], [[["O", "O"]]], "1 tags but its answer has 2"),
+        ([["NOUN"]], [[["O"]]], "'NOUN'"),
+        ([["O"]], [[["O"], ["B-X"]]], "2 answers"),
+        ([["O"]], [[]], "no acceptable answer"),
+    ],
+)
+def test_refuses(outputs, answers, message):
+    with pytest.raises(InputError, match=message):
+        EntityF1().statistics(outputs, answers)
+
+
+def test_no_sentences_give_no_rows():
+    assert EntityF1().statistics([], []).shape == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("tags", "fault"),
+    [
+        (["O", "B-A", "I-A", "I-A", "B-A"], None),
+        (["I-A"], 0),
+        (["B-A", "O", "I-A"], 2),
+        (["B-A", "I-B"], 1),
+        (["O", "E-A"], 1),
+        (["O", "B-"], 1),
+        (["O", ""], 1),
+    ],
+)
+def test_finds_the_first_tag_that_breaks_iob2(tags, fault):
+    assert first_fault(tags) == fault
