@@ -1,0 +1,69 @@
+"""BLEU as sacreBLEU counts it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+
+from unforced.metrics.counts import same_number
+
+ORDER = 4
+
+
+@dataclass
+class Bleu:
+    """Corpus BLEU: 100 · min(1, exp(1 − r/c)) · exp(¼ Σₙ log pₙ), n-gram precisions without a hit smoothed ("exp").
+
+    Statistics are sacreBLEU's: [length c, closest answer's length r, hits of 1- to 4-grams, n-grams of order 1 to 4].
+    ``references`` is how many answers an example has (None if that varies); the signature states it.
+
+    >>> metric = Bleu()
+    >>> rows = metric.statistics(["the cat sat on the mat"], [["the cat sat on a mat"]])
+    >>> rows
+    array([[6., 6., 5., 3., 2., 1., 6., 5., 4., 3.]])
+    >>> round(float(metric.score(rows.sum(axis=0))), 2)
+    53.73
+    """
+
+    name: str = "bleu"
+    tokenize: Literal["13a", "none", "intl", "char", "zh"] = "13a"
+    lowercase: bool = False
+    references: int | None = 1
+    higher_is_better: bool = field(default=True, init=False)
+
+    @cached_property
+    def _sacrebleu(self) -> Any:
+        from sacrebleu.metrics import BLEU
+
+        # effective_order changes the sentence's score, which isn't used here, and none of the counts
+        return BLEU(tokenize=self.tokenize, lowercase=self.lowercase, effective_order=True, force=True)
+
+    def statistics(self, outputs: Sequence[str], answers: Sequence[Sequence[str]]) -> np.ndarray:
+        same_number(outputs, answers)
+        rows = np.zeros((len(outputs), 2 + 2 * ORDER))
+        for i, (output, acceptable) in enumerate(zip(outputs, answers)):
+            sentence = self._sacrebleu.sentence_score(output, list(acceptable))
+            rows[i] = [sentence.sys_len, sentence.ref_len, *sentence.counts, *sentence.totals]
+        return rows
+
+    def score(self, sums: np.ndarray) -> np.ndarray:
+        length, wanted = sums[..., 0], sums[..., 1]
+        hits, totals = sums[..., 2 : 2 + ORDER], sums[..., 2 + ORDER :]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            misses = np.cumsum(hits == 0, axis=-1)  # the k-th order without a hit counts as ½ᵏ hits
+            precisions = np.where(hits == 0, 0.5**misses, hits) / totals
+            brevity = np.where(length < wanted, np.exp(1 - wanted / length), 1.0)
+            bleu = 100 * brevity * np.exp(np.log(precisions).mean(axis=-1))
+        # without a hit, or without a single 4-gram in the whole corpus, sacreBLEU gives zero
+        return np.where(hits.any(axis=-1) & (totals > 0).all(axis=-1), bleu, 0.0)
+
+    def signature(self) -> str:
+        from sacrebleu import __version__
+
+        count = "var" if self.references is None else self.references
+        case = "lc" if self.lowercase else "mixed"
+        return f"nrefs:{count}|case:{case}|eff:no|tok:{self.tokenize}|smooth:exp|version:{__version__}"
