@@ -1,0 +1,80 @@
+"""Cross-entropy and label smoothing against closed forms and PyTorch's own."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from unforced.decoding.exact import enumerate_sequences
+from unforced.errors import InputError
+from unforced.models.toy import Toy
+from unforced.objectives.cross_entropy import CrossEntropy
+from unforced.objectives.label_smoothing import LabelSmoothing
+from unforced.types import Batch, Progress, Sizes, Symbols
+
+SYMBOLS = Symbols(pad=0, bos=1, eos=2, banned=(0, 1))
+HERE = {"progress": Progress(), "rng": torch.Generator()}
+
+
+def one(gold: list[int], symbols: Symbols = SYMBOLS) -> Batch:
+    tokens = torch.tensor([gold])
+    return Batch.of_gold(tokens, torch.ones_like(tokens, dtype=torch.bool), symbols)
+
+
+def toy(vocabulary: int) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return Toy(order=2).build(Sizes(target=vocabulary)).double()
+
+
+def test_cross_entropy_is_the_table_look_up() -> None:
+    model = Toy(order=1).build(Sizes(target=4)).double()
+    log_probs = torch.log_softmax(model.table, dim=-1)
+    expected = -(log_probs[1, 3] + log_probs[3, 3] + log_probs[3, 2])
+    torch.testing.assert_close(CrossEntropy()(model, one([3, 3, 2]), **HERE).total, expected)
+
+
+def test_cross_entropy_is_the_enumerated_log_probability() -> None:
+    model = toy(5)
+    best = enumerate_sequences(model, one([2]), max_length=3)
+    for row, length, log_prob in zip(best.tokens[0], best.lengths[0], best.log_probs[0]):
+        gold = row[:length].tolist()
+        loss = CrossEntropy()(model, one(gold), **HERE)
+        if gold[-1] == SYMBOLS.eos:
+            torch.testing.assert_close(-loss.total.detach(), log_prob, rtol=1e-10, atol=1e-10)
+
+
+def test_label_smoothing_without_banned_symbols_is_pytorchs() -> None:
+    model, batch = toy(6), one([3, 5, 4, 2], SYMBOLS._replace(banned=()))
+    features, _ = model.advance(model.start(batch), model.embed(batch.prefix))
+    expected = F.cross_entropy(model.score(features)[0], batch.gold[0], label_smoothing=0.2, reduction="sum")
+    torch.testing.assert_close(LabelSmoothing(0.2)(model, batch, **HERE).total, expected)
+
+
+def test_label_smoothing_puts_nothing_on_banned_symbols() -> None:
+    """The gradient of the loss with respect to a score is probability − target, so the target can be read off."""
+    model, batch = toy(6), one([3, 5, 2])
+    scores = torch.randn(3, 6, dtype=torch.float64, requires_grad=True)
+    model.score = lambda features: scores  # type: ignore[assignment]
+    loss = LabelSmoothing(0.3)(model, batch, **HERE)
+    (gradient,) = torch.autograd.grad(loss.total, scores)
+    target = torch.softmax(scores, dim=-1) - gradient
+    expected = torch.full((3, 6), 0.3 / 4, dtype=torch.float64)
+    expected[:, [0, 1]] = 0.0
+    expected[torch.arange(3), batch.gold[0]] += 0.7
+    torch.testing.assert_close(target.detach(), expected)
+
+
+def test_metrics_report_the_plain_likelihood() -> None:
+    model, batch = toy(6), one([3, 5, 4, 2])
+    smooth, plain = LabelSmoothing(0.2)(model, batch, **HERE), CrossEntropy()(model, batch, **HERE)
+    torch.testing.assert_close(smooth.metrics["nll"][0].double(), plain.total.detach(), rtol=1e-6, atol=1e-6)
+    assert math.isclose(float(smooth.mean), float(smooth.total) / 4)
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.0, 2.0])
+def test_smoothing_outside_its_range_is_refused(value: float) -> None:
+    with pytest.raises(InputError, match="smoothing"):
+        LabelSmoothing(value)

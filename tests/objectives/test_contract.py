@@ -1,0 +1,167 @@
+"""What every objective must keep, one row of the table a configuration. No method has private exemptions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.autograd import gradcheck
+
+from unforced.catalogue import CATALOGUE, resolve
+from unforced.models.lstm import LSTM
+from unforced.models.toy import Toy
+from unforced.models.transformer import Transformer
+from unforced.types import Batch, Loss, Progress, Sizes, Symbols
+
+SYMBOLS = Symbols(pad=0, bos=1, eos=2, banned=(0, 1))
+SIZES = Sizes(target=6, source=5)
+
+# objective -> configurations that are tested; an objective without a row fails the first test below
+TABLE: dict[str, list[dict[str, Any]]] = {
+    "cross_entropy": [{}],
+    "label_smoothing": [{"smoothing": 0.1}, {"smoothing": 0.0}],
+}
+ROWS = [pytest.param(name, fields, id=f"{name}-{fields}") for name, rows in TABLE.items() for fields in rows]
+# configurations that feed gold and score against gold alone must be cross-entropy, bit for bit
+GOLD_ONLY = [("label_smoothing", {"smoothing": 0.0})]
+
+MODELS = {
+    "toy": Toy(order=2),
+    "lstm": LSTM(hidden=6, embedding=5, dropout=0.0),
+    "transformer": Transformer(
+        width=8, heads=2, encoder_layers=1, decoder_layers=1, feedforward=8, dropout=0.0
+    ),
+}
+
+
+def make_batch() -> Batch:
+    """Four examples of ragged lengths."""
+    gold = torch.tensor([[3, 4, 5, 2], [4, 2, 0, 0], [5, 5, 2, 0], [3, 3, 4, 2]])
+    source = torch.tensor([[1, 2, 3], [4, 0, 0], [2, 2, 0], [3, 1, 0]])
+    return Batch.of_gold(
+        gold, gold != 0, SYMBOLS, source=source, source_mask=source != 0, ids=torch.tensor([10, 11, 12, 13])
+    )
+
+
+def make_model(name: str) -> torch.nn.Module:
+    torch.manual_seed(3)
+    return MODELS[name].build(SIZES).double()
+
+
+def loss_of(name: str, fields: dict[str, Any], model: torch.nn.Module, batch: Batch, seed: int = 7) -> Loss:
+    objective = resolve("objectives", name)(**fields)
+    return objective(
+        model, batch, progress=Progress(step=5, epoch=1.5, total=10), rng=torch.Generator().manual_seed(seed)
+    )
+
+
+def gradients(loss: Loss, model: torch.nn.Module) -> list[torch.Tensor]:
+    grads = torch.autograd.grad(loss.total, list(model.parameters()), allow_unused=True)
+    return [torch.zeros_like(p) if g is None else g for g, p in zip(grads, model.parameters())]
+
+
+def test_every_objective_of_the_catalogue_is_in_the_table() -> None:
+    assert set(TABLE) == set(CATALOGUE["objectives"])
+
+
+@pytest.mark.parametrize("model_name", MODELS)
+@pytest.mark.parametrize(("name", "fields"), ROWS)
+def test_sum_count_and_metrics(name: str, fields: dict[str, Any], model_name: str) -> None:
+    batch = make_batch()
+    loss = loss_of(name, fields, make_model(model_name), batch)
+    assert loss.total.dim() == 0
+    assert torch.isfinite(loss.total)
+    assert loss.total.requires_grad
+    assert loss.count > 0
+    for value, count in loss.metrics.values():
+        assert not value.requires_grad
+        assert not count.requires_grad
+
+
+@pytest.mark.parametrize("model_name", MODELS)
+@pytest.mark.parametrize(("name", "fields"), ROWS)
+def test_padding_changes_nothing(name: str, fields: dict[str, Any], model_name: str) -> None:
+    model, batch = make_model(model_name), make_batch()
+    wide = torch.zeros(4, 2, dtype=torch.long)
+    gold = torch.cat([batch.gold, wide], dim=1)
+    assert batch.source is not None
+    source = torch.cat([batch.source, wide], dim=1)
+    padded = Batch.of_gold(gold, gold != 0, SYMBOLS, source=source, source_mask=source != 0, ids=batch.ids)
+    plain, more = loss_of(name, fields, model, batch), loss_of(name, fields, model, padded)
+    torch.testing.assert_close(more.total, plain.total, rtol=1e-10, atol=1e-10)
+    assert more.count == plain.count
+
+
+@pytest.mark.parametrize("model_name", MODELS)
+@pytest.mark.parametrize(("name", "fields"), ROWS)
+def test_micro_batches_add_up(name: str, fields: dict[str, Any], model_name: str) -> None:
+    model, batch = make_model(model_name), make_batch()
+    whole = loss_of(name, fields, model, batch)
+    parts = [loss_of(name, fields, model, batch.select(torch.tensor(rows))) for rows in ([0, 2], [3], [1])]
+    torch.testing.assert_close(sum(p.total for p in parts), whole.total, rtol=1e-10, atol=1e-10)
+    assert sum(p.count for p in parts) == whole.count
+    for split, full in zip(zip(*(gradients(p, model) for p in parts)), gradients(whole, model)):
+        torch.testing.assert_close(sum(split), full, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize(("name", "fields"), ROWS)
+def test_row_order_changes_nothing(name: str, fields: dict[str, Any]) -> None:
+    model, batch = make_model("lstm"), make_batch()
+    shuffled = batch.select(torch.tensor([2, 0, 3, 1]))
+    plain, other = loss_of(name, fields, model, batch), loss_of(name, fields, model, shuffled)
+    torch.testing.assert_close(other.total, plain.total, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(("name", "fields"), ROWS)
+def test_gradients_agree_with_finite_differences(name: str, fields: dict[str, Any]) -> None:
+    model, batch = make_model("toy"), make_batch()
+
+    caller = Caller(model, name, fields)
+
+    def total(table: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(caller, {"model.table": table}, (batch,))
+
+    assert gradcheck(total, (model.table.detach().clone().requires_grad_(),), eps=1e-6, atol=1e-6)
+
+
+class Caller(torch.nn.Module):
+    """A model and an objective as one module, so that its parameters can be swapped."""
+
+    def __init__(self, model: torch.nn.Module, name: str, fields: dict[str, Any]) -> None:
+        super().__init__()
+        self.model, self.name, self.fields = model, name, fields
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        return loss_of(self.name, self.fields, self.model, batch).total
+
+
+@pytest.mark.parametrize(("name", "fields"), ROWS)
+def test_the_same_generator_gives_the_same_bits(name: str, fields: dict[str, Any]) -> None:
+    model, batch = make_model("transformer"), make_batch()
+    first, second = loss_of(name, fields, model, batch), loss_of(name, fields, model, batch)
+    assert torch.equal(first.total, second.total)
+    for a, b in zip(gradients(first, model), gradients(second, model)):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("model_name", MODELS)
+@pytest.mark.parametrize(("name", "fields"), GOLD_ONLY)
+def test_gold_only_is_cross_entropy(name: str, fields: dict[str, Any], model_name: str) -> None:
+    model, batch = make_model(model_name), make_batch()
+    loss, baseline = loss_of(name, fields, model, batch), loss_of("cross_entropy", {}, model, batch)
+    assert torch.equal(loss.total, baseline.total)
+    for a, b in zip(gradients(loss, model), gradients(baseline, model)):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize(("name", "fields"), ROWS)
+def test_gradients_survive_bf16_autocast(name: str, fields: dict[str, Any]) -> None:
+    model, batch = make_model("transformer").float(), make_batch()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = loss_of(name, fields, model, batch)
+    loss.total.backward()
+    for parameter_name, parameter in model.named_parameters():
+        assert parameter.grad is not None, parameter_name
+        assert torch.isfinite(parameter.grad).all(), parameter_name
+    assert any(p.grad.abs().sum() > 0 for p in model.parameters() if p.grad is not None)
