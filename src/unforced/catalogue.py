@@ -33,11 +33,11 @@ CATALOGUE: dict[str, dict[str, str]] = {
         "images": "unforced.tasks.images:Images",
         "captions": "unforced.tasks.captions:Captions",
         "palindromes": "unforced.tasks.palindromes:Palindromes",
-        "hmm": "unforced.tasks.hmm:HMM",
+        "hmm": "unforced.tasks.hmm:HiddenMarkov",
     },
     "decoders": {
         "greedy": "unforced.decoding.greedy:Greedy",
-        "sample": "unforced.decoding.sample:Sample",
+        "sample": "unforced.decoding.sampling:Sample",
         "beam": "unforced.decoding.beam:Beam",
     },
     "schedules": {},

@@ -38,10 +38,10 @@ class Variant:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A resolved recipe. ``task`` or ``model`` is None in the record of a run that used one of the user's own.
+    """A resolved recipe. In the record of a run, a part of the user's own (a model, say) is not written and reads None.
 
-    >>> recipe = load("g2p", ["training.epochs=1"])
-    >>> recipe.training.epochs, recipe.baseline
+    >>> recipe = load("g2p", ["training.keep=1"])
+    >>> recipe.training.keep, recipe.baseline
     (1, 'cross_entropy')
     >>> resolve(tomllib.loads(recipe.to_toml())) == recipe
     True
@@ -80,19 +80,23 @@ class Recipe:
         data: Data = {"name": self.name, "description": self.description, "seeds": list(self.seeds)}
         data["baseline"] = self.baseline
         for key, kind in KINDS.items():
-            if (value := getattr(self, key)) is not None:
-                data[key] = {"name": name_of(kind, value), **to_mapping(value, named)}
+            if (name := name_of(kind, value := getattr(self, key))) is not None:
+                data[key] = {"name": name, **to_mapping(value, named)}
         data["training"] = to_mapping(self.training, named)
         data["decoding"] = {
-            name: {"method": name_of("decoders", decoder), **to_mapping(decoder, named)}
+            name: {"method": method, **to_mapping(decoder, named)}
             for name, decoder in self.decoding.items()
+            if (method := name_of("decoders", decoder)) is not None
         }
         data["variants"] = [{"name": v.name, **v.changes} for v in self.variants]
         return data
 
     def to_toml(self) -> str:
         """The text of a recipe file that loads as this recipe; None is written as "none"."""
-        return tomli_w.dumps(spell_none(self.to_data()))
+        text = tomli_w.dumps(spell_none(self.to_data()))
+        return re.sub(
+            r"\[\n((?:    [\w.+-]+,\n)+)\]", lambda list: f"[{' '.join(list[1].split())[:-1]}]", text
+        )
 
 
 def load(
@@ -126,6 +130,11 @@ def assemble(data: Data, overrides: Data, chosen: Sequence[str] | None = None) -
             data = {key: value for key, value in data.items() if key != "baseline"}
     start = merge(data, given[0].changes) if chosen is not None else data
     base = resolve({**merge(start, body), "variants": [{"name": v.name} for v in given]})
+    for key, kind in KINDS.items():
+        if getattr(base, key) is None:
+            raise InputError(f"{key}: a table with a name is missing; {nearest('', Entries(kind))}")
+    if not base.decoding:
+        raise InputError("decoding: a table for each decoder is missing, such as [decoding.greedy]")
     plain = base.to_data()
     variants = []
     for variant in given:
@@ -145,19 +154,17 @@ def resolve(data: Mapping[str, Any]) -> Recipe:
     parts: Data = {}
     for key, kind in KINDS.items():
         parts[key] = pick(Entries(kind), data[key], key, named) if key in data else None
-    if parts["objective"] is None:
-        raise InputError(f"objective: a table is missing; {nearest('', Entries('objectives'))}")
     training = build(Training, data.get("training", {}), "training", named)
     tables = data.get("decoding", {"greedy": {"method": "greedy"}})
-    if not isinstance(tables, Mapping) or not tables:
-        raise InputError("decoding: expected a table for each decoder, such as [decoding.greedy]")
+    if not isinstance(tables, Mapping):
+        raise InputError(f"decoding: expected a table for each decoder, not {show(tables)}")
     decoding = {
         check_name(name, "decoding"): pick(
             Entries("decoders"), table, join("decoding", name), named, "method"
         )
         for name, table in tables.items()
     }
-    if training.validate not in decoding:
+    if decoding and training.validate not in decoding:
         raise InputError(
             f"training.validate: there is no [decoding.{training.validate}]; {nearest(training.validate, decoding)}"
         )

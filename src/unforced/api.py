@@ -1,0 +1,317 @@
+"""The library's words in Python: the same as on the command line, and a few more for a user's own models."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from unforced import catalogue
+from unforced import recipe as recipes
+from unforced.errors import InputError
+from unforced.models.protocol import ModelSpec, StepDecoder
+from unforced.objectives.protocol import Objective
+from unforced.recipe import Recipe
+from unforced.schema import build, nearest
+from unforced.tasks.protocol import Codec, FittedTask, Split, Task
+from unforced.training import checkpoints
+from unforced.training import evaluate as evaluating
+from unforced.training.loop import Job
+from unforced.training.loop import train as run_job
+from unforced.training.options import Training
+from unforced.training.records import RunFolder
+from unforced.training.weights import fill_model
+from unforced.types import Batch, Example, Hypotheses, Sizes
+
+RUNS = Path("runs")
+
+OwnModel = nn.Module | ModelSpec | Callable[[Sizes], nn.Module]
+
+
+class Loaded(NamedTuple):
+    """A trained model, ready to decode, and its task with the codec it was trained with."""
+
+    model: nn.Module
+    task: FittedTask
+
+
+def objective(name: str, **fields: Any) -> Objective:
+    """An objective of the catalogue; ``unforced list objectives --json`` shows the fields.
+
+    >>> objective("label_smoothing", smoothing=0.2)
+    LabelSmoothing(smoothing=0.2)
+    """
+    return _made("objectives", name, fields)
+
+
+def task(name: str, **fields: Any) -> Task:
+    """A task of the catalogue.
+
+    >>> task("palindromes", length=5)
+    Palindromes(...)
+    """
+    return _made("tasks", name, fields)
+
+
+def model(name: str, **fields: Any) -> ModelSpec:
+    """The specification of a model of the catalogue; ``.build(sizes)`` makes the network.
+
+    >>> model("lstm", hidden=64)
+    LSTM(hidden=64, ...)
+    """
+    return _made("models", name, fields)
+
+
+def _made(kind: str, name: str, fields: Mapping[str, Any]) -> Any:
+    return build(catalogue.resolve(kind, name), fields, name, catalogue.named)
+
+
+def train(
+    recipe: str | Path | Recipe,
+    *overrides: str,
+    run: str | Path | None = None,
+    resume: bool = False,
+    seed: int | None = None,
+    variant: str | None = None,
+    quiet: bool = False,
+) -> Path:
+    """Train by a recipe, with ``key=value`` changes, and return the run folder (``runs/RECIPE/VARIANT-SEED``)."""
+    chosen = recipes.load(recipe, overrides, None if variant is None else [variant])
+    single = chosen.single(variant, seed)
+    folder = run_folder(RUNS, single) if run is None else Path(run)
+    run_job(job(single), folder, resume=resume, quiet=quiet)
+    return folder
+
+
+def run_folder(root: Path, single: Recipe) -> Path:
+    """Where the run of one variant and one seed goes below ``root``."""
+    return root / single.name / f"{single.baseline}-{single.seeds[0]}"
+
+
+def job(single: Recipe) -> Job:
+    """What the training loop is given for a recipe of one variant and one seed: data read, codec learnt, model built."""
+    return _job(single, single.model, single.task, single.objective)
+
+
+def _job(single: Recipe, own: OwnModel, task: Task, objective: Objective) -> Job:
+    training, dev = task.read("train"), task.read("dev")
+    codec = task.fit(training)
+    seed = single.seeds[0]
+    torch.manual_seed(seed)
+    network = _network(own, codec)
+    return Job(
+        model=network,
+        objective=objective,
+        fitted=FittedTask(task, codec),
+        train=training,
+        dev=dev,
+        decoder=single.decoding[single.training.validate],
+        options=single.training,
+        seed=seed,
+        recipe=single.to_toml(),
+        about={"name": single.name, "variant": single.baseline},
+    )
+
+
+def fit(
+    model: OwnModel,
+    task: Task,
+    objective: Objective | str,
+    run: str | Path,
+    *,
+    decoding: Mapping[str, Any] | None = None,
+    seed: int = 1,
+    resume: bool = False,
+    quiet: bool = False,
+    **training: Any,
+) -> Path:
+    """Train a model of the user's own on any task, without a recipe; ``training`` are the fields of ``[training]``.
+
+    ``model`` is a module, or a class or function that makes one for data of the given ``Sizes`` (drawn after
+    ``torch.manual_seed(seed)``). ``load(run, model=model)`` gives it back with the weights it has learnt.
+    """
+    chosen = _made("objectives", objective, {}) if isinstance(objective, str) else objective
+    options = build(Training, training, "training", catalogue.named)
+    decoders = dict(decoding or {"greedy": _made("decoders", "greedy", {})})
+    if options.validate not in decoders:
+        raise InputError(
+            f'validate: "{options.validate}" is not in decoding; {nearest(options.validate, decoders)}'
+        )
+    label = catalogue.name_of("objectives", chosen) or type(chosen).__name__
+    single = Recipe(
+        name="own",
+        description="",
+        seeds=(seed,),
+        baseline=label,
+        task=task,
+        model=model if catalogue.name_of("models", model) else None,
+        objective=chosen,
+        training=options,
+        decoding=decoders,
+        variants=(recipes.Variant(label),),
+    )
+    run_job(_job(single, model, task, chosen), Path(run), resume=resume, quiet=quiet)
+    return Path(run)
+
+
+def load(
+    run: str | Path,
+    checkpoint: str = "best",
+    model: OwnModel | None = None,
+    task: Task | None = None,
+) -> Loaded:
+    """The model and the task of a run; ``checkpoint`` is "best", "last" or the name of one (``step-00000120``).
+
+    A run of the user's own model or task needs that model or task again.
+    """
+    folder = RunFolder(run)
+    single = read_recipe(folder)
+    own, kind = model or single.model, task or single.task
+    if own is None or kind is None:
+        what = "model" if own is None else "task"
+        raise InputError(
+            f"{folder.path}: was trained with a {what} of your own; load(run, {what}=…) needs it"
+        )
+    codec = kind.codec(folder.codec())
+    with torch.random.fork_rng(devices=[]):  # the first weights are thrown away, so nothing is drawn
+        network = _network(own, codec)
+    path = find_checkpoint(folder, checkpoint)
+    fill_model(network, checkpoints.read_model(path), str(path))
+    network.eval()
+    return Loaded(network, FittedTask(kind, codec))
+
+
+def read_recipe(folder: RunFolder) -> Recipe:
+    """The recipe that a run folder keeps."""
+    text = folder.recipe()
+    try:
+        return recipes.resolve(tomllib.loads(text))
+    except (tomllib.TOMLDecodeError, InputError) as error:
+        raise InputError(f"{folder.path / 'recipe.toml'}: {error}") from None
+
+
+def find_checkpoint(folder: RunFolder, name: str) -> Path:
+    if name == "best":
+        return folder.best_checkpoint()
+    found = {path.name: path for path in folder.checkpoints()}
+    if not found:
+        raise InputError(f"{folder.path}: has no checkpoint yet")
+    if name == "last":
+        return list(found.values())[-1]
+    if name not in found:
+        raise InputError(
+            f'{folder.path}: has no checkpoint "{name}"; {nearest(name, ["best", "last", *found])}'
+        )
+    return found[name]
+
+
+def _network(own: OwnModel, codec: Codec) -> nn.Module:
+    """The module that a user gave or a specification builds, with the protocol's methods or an error that names them."""
+    if isinstance(own, nn.Module):
+        network: Any = own
+    elif isinstance(own, type) or not hasattr(own, "build"):
+        network = own(codec.sizes)
+    else:
+        network = own.build(codec.sizes)
+    if not isinstance(network, nn.Module):
+        raise InputError(f"a model must be a torch.nn.Module, not {type(network).__name__}")
+    needed = [name for name in dir(StepDecoder) if not name.startswith("_")]
+    missing = [name for name in needed if not callable(getattr(network, name, None))]
+    if missing and not callable(getattr(network, "scores", None)):
+        raise InputError(
+            f"{type(network).__name__} has no {', '.join(missing)}: a StepDecoder needs {', '.join(needed)}"
+        )
+    network.codec = codec  # type: ignore[assignment]  # so that ``batch(model, …)`` works
+    return network
+
+
+def batch(model_or_task: Any, pairs: Iterable[Any]) -> Batch:
+    """A ``Batch`` of raw examples: pairs (source, target), ``Example`` tuples, or sources alone.
+
+    The first argument is a loaded model, a ``FittedTask``, or anything else with a ``codec``.
+    """
+    codec = model_or_task if isinstance(model_or_task, Codec) else getattr(model_or_task, "codec", None)
+    if codec is None or not isinstance(codec, Codec):
+        what = type(model_or_task).__name__
+        raise InputError(f"{what} has no codec yet: give a loaded model, or a task fitted to training data")
+    examples = [_example(pair) for pair in pairs]
+    if not examples:
+        raise InputError("a batch needs at least one example")
+    return FittedTask(model_or_task, codec).batch(examples)
+
+
+def _example(pair: Any) -> Example:
+    if isinstance(pair, Example):
+        return pair
+    if isinstance(pair, tuple) and len(pair) == 2:
+        return Example(*pair)
+    return Example(pair, None)
+
+
+def decode(
+    model: Any,
+    batch: Batch,
+    method: str = "beam",
+    *,
+    rng: torch.Generator | None = None,
+    **fields: Any,
+) -> Hypotheses:
+    """Decode a batch by a method of the catalogue; ``unforced list decoders --json`` shows the fields."""
+    return _made("decoders", method, fields)(model, batch, rng=rng)
+
+
+def evaluate(
+    run: str | Path,
+    split: Split = "test",
+    decoder: str | None = None,
+    *,
+    checkpoint: str = "best",
+    model: OwnModel | None = None,
+    task: Task | None = None,
+    quiet: bool = False,
+) -> dict[str, dict[str, float]]:
+    """Decode a split with one or all of the recipe's decoders, score it, and write both into the run folder.
+
+    Returns the scores: decoder -> metric -> score.
+    """
+    folder = RunFolder(run)
+    single = read_recipe(folder)
+    if decoder is not None and decoder not in single.decoding:
+        raise InputError(f'{folder.path}: has no decoder "{decoder}"; {nearest(decoder, single.decoding)}')
+    network, fitted = load(run, checkpoint, model, task)
+    examples = fitted.task.read(split)
+    scores = {}
+    for name in single.decoding if decoder is None else [decoder]:
+        method = single.decoding[name]
+        found = evaluating.evaluate(network, fitted, examples, method, seed=single.seeds[0], quiet=quiet)
+        evaluating.write_evaluation(folder, split, name, method, found, examples, fitted.codec)
+        scores[name] = found.scores
+    return scores
+
+
+def compare(
+    *sources: str | Path | Recipe,
+    overrides: Iterable[str] = (),
+    variants: Sequence[str] | None = None,
+    root: str | Path = RUNS,
+    quiet: bool = False,
+    **options: Any,
+) -> Any:
+    """Train every variant of the recipes with every seed below ``root``, and report which is better."""
+    from unforced.compare import compare as run_comparison
+
+    words = list(overrides)
+    loaded = [recipes.load(source, words, variants) for source in sources]
+    return run_comparison(loaded, Path(root), quiet=quiet, **options)
+
+
+def report(*runs: str | Path, output: str | Path = "report.html") -> Path:
+    """Write one offline page about run folders and return its path."""
+    from unforced.report import write_report
+
+    write_report([Path(run) for run in runs], Path(output))
+    return Path(output)
