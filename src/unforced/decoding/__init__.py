@@ -1,1 +1,63 @@
-"""Turning scores into outputs: one search loop, many selectors."""
+"""Decoding: one search loop, and selectors that decide.
+
+>>> from unforced.decoding import METHODS
+>>> sorted(METHODS)
+['beam', 'greedy', 'sample']
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields as fields_of
+from difflib import get_close_matches
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from unforced.decoding.beam import Beam
+from unforced.decoding.exact import enumerate_sequences
+from unforced.decoding.greedy import Greedy
+from unforced.decoding.sampling import Sample
+from unforced.errors import InputError
+from unforced.models.protocol import StepDecoder
+from unforced.types import Batch, Hypotheses
+
+__all__ = ["METHODS", "Beam", "Decoder", "Greedy", "Sample", "decode", "enumerate_sequences"]
+
+
+@runtime_checkable
+class Decoder(Protocol):
+    """A frozen dataclass whose fields are a decoder's options; the catalogue lists these."""
+
+    def __call__(
+        self, model: StepDecoder, batch: Batch, *, rng: torch.Generator | None = None
+    ) -> Hypotheses: ...
+
+
+METHODS: dict[str, Any] = {"greedy": Greedy, "sample": Sample, "beam": Beam}
+
+
+def decode(
+    model: StepDecoder,
+    batch: Batch,
+    method: str = "beam",
+    *,
+    rng: torch.Generator | None = None,
+    **fields: Any,
+) -> Hypotheses:
+    """Decode a batch by a method's name; ``fields`` are the method's options.
+
+    ``decode(model, batch, "beam", beam=3)`` is ``Beam(beam=3)(model, batch)``. Sampling needs ``rng``.
+    """
+    decoder = _known(method, METHODS, "decoding method")
+    names = [field.name for field in fields_of(decoder)]
+    for name in fields:
+        _known(name, dict.fromkeys(names), f"option of {method}")
+    return decoder(**fields)(model, batch, rng=rng)
+
+
+def _known(name: str, table: dict[str, Any], what: str) -> Any:
+    if name not in table:
+        near = get_close_matches(name, table, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(sorted(table))}"
+        raise InputError(f"unknown {what} {name!r} ({hint})")
+    return table[name]

@@ -1,0 +1,213 @@
+"""Beam search (CRB Algorithm 1): finished hypotheses leave the beam for a pool, or stay in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from unforced.decoding.constraints import Constraints, check_lengths, limits
+from unforced.decoding.search import HardMove, Record, Selection, evaluating, hypotheses, search
+from unforced.decoding.top import top, top_continuations
+from unforced.errors import InputError
+from unforced.models.protocol import StepDecoder
+from unforced.types import Batch, Hypotheses
+
+EarlyStopping = Literal["heuristic", "full", "never"]
+
+
+class PoolMemory(NamedTuple):
+    """The beam and the pool of an example, both of K; −inf where a place is empty. All [B,K] but ``limits``."""
+
+    log_probs: Tensor  # of the running hypotheses, best first
+    nodes: Tensor  # the running hypotheses' nodes in the last step's record
+    pool_scores: Tensor  # what finished hypotheses are ranked by, best first
+    pool_log_probs: Tensor
+    pool_ends: Tensor  # their last step
+    pool_nodes: Tensor  # their node in that step's record
+    limits: Tensor  # [B]
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Finished hypotheses leave the beam: the beam search of Hugging Face's ``generate``.
+
+    Of the best 2K continuations those that end (by EOS, or because it is the last step) go to the pool if they are among
+    the best K, with the score log p / length^λ; the best K that do not end run on.
+    """
+
+    constraints: Constraints
+    width: int
+    length_penalty: float
+    early_stopping: EarlyStopping
+
+    def begin(self, limits: Tensor) -> PoolMemory:
+        log_probs = _first_alone(limits, self.width)
+        none = torch.full_like(log_probs, -torch.inf)
+        pool = torch.where(
+            limits.unsqueeze(1) == 0, log_probs, none
+        )  # no step to take: the empty output it is
+        nodes = torch.zeros_like(log_probs, dtype=torch.long)
+        return PoolMemory(log_probs, nodes, pool, pool, nodes - 1, nodes, limits)
+
+    def select(self, t: int, scores: Tensor, memory: PoolMemory, last: Tensor) -> Selection:
+        k, fixed = self.width, self.constraints.eos is None
+        token_scores = self.constraints.token_scores(t, scores)
+        so_far = memory.log_probs[:, : scores.shape[1]]
+        values, parents, tokens = top_continuations(token_scores, so_far, k if fixed else 2 * k)
+        record = Record(tokens, memory.nodes.gather(1, parents))
+        ended = self.constraints.is_end(tokens) | last.unsqueeze(1)
+
+        if ended.any():
+            memory = self.add_to_pool(t, values[:, :k].masked_fill(~ended[:, :k], -torch.inf), memory)
+        nodes = ended.byte().argsort(dim=1, stable=True)[:, :k]  # the best K that run on
+        log_probs = values.gather(1, nodes).masked_fill(ended.gather(1, nodes), -torch.inf)
+        memory = memory._replace(log_probs=log_probs, nodes=nodes)
+        move = HardMove(tokens.gather(1, nodes), parents.gather(1, nodes), scores.shape[1])
+        return Selection(memory, move, record, self.can_improve(t + 1, memory))
+
+    def add_to_pool(self, t: int, log_probs: Tensor, memory: PoolMemory) -> PoolMemory:
+        """Keep the best K of the pool and of this step's first K nodes; ``log_probs`` [B,K] is −inf where one runs on."""
+        scores = torch.cat([memory.pool_scores, log_probs / (t + 1) ** self.length_penalty], dim=1)
+        scores, kept = top(scores, self.width)
+        nodes = torch.arange(self.width, device=kept.device).expand_as(kept)
+        ends = torch.full_like(nodes, t)
+        return memory._replace(
+            pool_scores=scores,
+            pool_log_probs=torch.cat([memory.pool_log_probs, log_probs], dim=1).gather(1, kept),
+            pool_ends=torch.cat([memory.pool_ends, ends], dim=1).gather(1, kept),
+            pool_nodes=torch.cat([memory.pool_nodes, nodes], dim=1).gather(1, kept),
+        )
+
+    def can_improve(self, length: int, memory: PoolMemory) -> Tensor:
+        """[B] whether a running hypothesis, now of ``length`` tokens, is still to be let into the pool."""
+        best, worst = memory.log_probs[:, 0], memory.pool_scores[:, -1]
+        if self.early_stopping == "full":
+            return (worst == -torch.inf) & (best > -torch.inf)
+        if self.early_stopping == "never":
+            if self.constraints.kind == "global":
+                return best > -torch.inf
+            if self.length_penalty > 0:
+                return best / memory.limits**self.length_penalty > worst
+        return best / length**self.length_penalty > worst
+
+
+class StayMemory(NamedTuple):
+    """The beam of an example; −inf where a place is empty. All [B,K]."""
+
+    log_probs: Tensor
+    finished: Tensor  # bool
+    ends: Tensor  # the last step that was not padding
+    nodes: Tensor  # the node in that step's record
+
+
+@dataclass(frozen=True)
+class Stay:
+    """Finished hypotheses stay in the beam, extended by padding at score 0: the hard limit of the relaxed search.
+
+    The beam is ranked by log p; an example ends when the whole beam has finished.
+    """
+
+    constraints: Constraints
+    width: int
+
+    def begin(self, limits: Tensor) -> StayMemory:
+        log_probs = _first_alone(limits, self.width)
+        nodes = torch.zeros_like(log_probs, dtype=torch.long)
+        return StayMemory(log_probs, nodes > 0, nodes - 1, nodes)
+
+    def select(self, t: int, scores: Tensor, memory: StayMemory, last: Tensor) -> Selection:
+        k, before = self.width, scores.shape[1]
+        so_far, finished, ends, nodes = (leaf[:, :before] for leaf in memory)
+        token_scores = self.constraints.token_scores(t, scores)
+        longer = top_continuations(token_scores, so_far.masked_fill(finished, -torch.inf), k)
+        slots = torch.arange(k, device=ends.device).expand(ends.shape[0], k)
+        pad = torch.full_like(ends, self.constraints.pad)
+        staying = (so_far.masked_fill(~finished, -torch.inf), slots[:, :before], pad)
+        log_probs, chosen = top(torch.cat([longer[0], staying[0]], dim=1), k)
+        parents, tokens = (torch.cat(pair, dim=1).gather(1, chosen) for pair in zip(longer[1:], staying[1:]))
+
+        stayed = finished.gather(1, parents)
+        ends = ends.gather(1, parents) + ~stayed
+        nodes = torch.where(stayed, nodes.gather(1, parents), slots)
+        finished = stayed | self.constraints.is_end(tokens) | (log_probs == -torch.inf)
+        return Selection(
+            StayMemory(log_probs, finished, ends, nodes),
+            HardMove(tokens, parents, before),
+            Record(tokens, parents),
+            ~finished.all(dim=1),
+        )
+
+
+def _first_alone(limits: Tensor, width: int) -> Tensor:
+    """[B,K] zeros for the first hypothesis and −inf for the others, which do not exist yet."""
+    log_probs = torch.full((limits.shape[0], width), -torch.inf, device=limits.device)
+    log_probs[:, 0] = 0
+    return log_probs
+
+
+@dataclass(frozen=True)
+class Beam:
+    """Beam search for argmax_y log p(y | x) / |y|^λ, with |y| the number of tokens, EOS included.
+
+    ``beam`` is K, ``length_penalty`` λ, ``nbest`` how many outputs are returned for each example (at most K; where
+    fewer exist, the rest are empty with score −inf). ``min_length`` and ``max_length`` are those of
+    ``unforced.decoding.constraints``. Ties go to the better parent, then to the lower token id.
+
+    ``finished`` says what becomes of a hypothesis that has ended. With "pool" it leaves the beam; the search stops for an
+    example as ``early_stopping`` says, once there are K such: "heuristic" when the best running hypothesis, were it to
+    end now, would not enter the pool; "full" at once; "never" only when no running hypothesis can enter any more. These
+    are ``early_stopping`` False, True and "never" of Hugging Face's ``generate``, and so are the results. With "stay" it
+    keeps its place in the beam until better ones push it out, and λ matters in the final ranking only.
+
+    ``scores`` "local" adds up log-probabilities, "global" the model's scores as they are; nothing bounds a sum of
+    those, so "never" then runs on to each example's limit.
+
+    >>> from unforced.decoding.beam import Beam
+    >>> Beam(beam=3, length_penalty=0.6).nbest
+    1
+    """
+
+    beam: int = 5
+    length_penalty: float = 1.0
+    nbest: int = 1
+    min_length: int = 0
+    max_length: int | None = None
+    finished: Literal["pool", "stay"] = "pool"
+    early_stopping: EarlyStopping = "heuristic"
+    scores: Literal["local", "global"] = "local"
+
+    def __post_init__(self) -> None:
+        check_lengths(self.min_length, self.max_length)
+        if self.beam < 1:
+            raise InputError(f"beam must be at least 1, not {self.beam}")
+        if not 1 <= self.nbest <= self.beam:
+            raise InputError(f"nbest must lie between 1 and beam {self.beam}, not {self.nbest}")
+        for name, allowed in (
+            ("finished", ("pool", "stay")),
+            ("early_stopping", ("heuristic", "full", "never")),
+            ("scores", ("local", "global")),
+        ):
+            if getattr(self, name) not in allowed:
+                raise InputError(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}")
+
+    def __call__(self, model: StepDecoder, batch: Batch, *, rng: torch.Generator | None = None) -> Hypotheses:
+        constraints = Constraints.of(batch, self.min_length, self.scores)
+        steps = limits(batch, self.min_length, self.max_length)
+        with evaluating(model):
+            if self.finished == "pool":
+                pool = Pool(constraints, self.beam, self.length_penalty, self.early_stopping)
+                found = search(model, batch, pool, steps)
+                scores, log_probs, ends, nodes = found.memory[2:6]
+            else:
+                found = search(model, batch, Stay(constraints, self.beam), steps)
+                log_probs, _, ends, nodes = found.memory
+                scores = log_probs / (ends + 1).clamp(min=1) ** self.length_penalty
+                order = scores.argsort(dim=1, descending=True, stable=True)
+                scores, log_probs, ends, nodes = (
+                    x.gather(1, order) for x in (scores, log_probs, ends, nodes)
+                )
+            best = (leaf[:, : self.nbest] for leaf in (ends, nodes, log_probs, scores))
+            return hypotheses(found, batch, *best)

@@ -1,0 +1,241 @@
+"""The search loop: it runs the model, a selector decides.
+
+CRB Algorithms 1 and 3 are the same loop. At each step the model scores all continuations of every hypothesis; what
+differs is what is made of the scores: which tokens (or mixtures of tokens) are fed next, which hypotheses (or mixtures
+of hypotheses) go on, and what is added up on the way. That is the selector's part. The loop's part is to start, to
+advance and to score, to let examples leave the batch when they have finished, and to keep a trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from unforced import rows
+from unforced.errors import InputError
+from unforced.models.protocol import StepDecoder
+from unforced.types import Batch, DecoderState, Hypotheses, Tree
+
+
+class Move(Protocol):
+    """How the K hypotheses of each example go on; a named tuple whose tensors have examples first."""
+
+    def follow(self, state: DecoderState) -> DecoderState:
+        """The state after the step, of k' rows an example -> the state the next step starts from, of K rows."""
+        ...
+
+    def inputs(self, model: StepDecoder) -> Tensor:
+        """What the next step is fed: [B·K,1,E]."""
+        ...
+
+
+class HardMove(NamedTuple):
+    """Hypothesis i of example b continues hypothesis ``parents[b,i]`` with the token ``tokens[b,i]``.
+
+    ``parents`` None means that each continues itself; ``width`` is k', the number of hypotheses before the move.
+    """
+
+    tokens: Tensor  # [B,K] long
+    parents: Tensor | None  # [B,K] long
+    width: int
+
+    def follow(self, state: DecoderState) -> DecoderState:
+        if self.parents is None:
+            return state
+        b, k = self.parents.shape
+        chosen = torch.arange(0, b * self.width, self.width, device=self.parents.device)
+        chosen = (chosen.unsqueeze(1) + self.parents).flatten()
+        if k == self.width and torch.equal(chosen, torch.arange(b * k, device=chosen.device)):
+            return state  # the beam kept its order: nothing to copy
+        return rows.reorder(state, chosen)
+
+    def inputs(self, model: StepDecoder) -> Tensor:
+        return model.embed(self.tokens.reshape(-1, 1))
+
+
+class Record(NamedTuple):
+    """The C nodes a step adds to the tree of hypotheses: their tokens, and their parents among the nodes before.
+
+    ``parents`` None means that node c follows node c.
+    """
+
+    tokens: Tensor  # [B,C] long
+    parents: Tensor | None  # [B,C] long
+
+
+class Selection(NamedTuple):
+    """What a selector makes of one step's scores; examples first in every tensor."""
+
+    memory: Tree  # what it accumulates: scores, costs, finished hypotheses
+    move: Move
+    record: Record | None  # None where nobody will follow the trace
+    running: Tensor  # [B] bool: whether the example goes on
+
+
+class Selector(Protocol):
+    """The deciding part of a search. ``width`` is K, the number of hypotheses of each example.
+
+    Selectors hold no state: what they accumulate is their ``memory``, a tree of tensors with examples first, so that
+    the loop can drop examples and gradients can flow through it.
+    """
+
+    @property
+    def width(self) -> int: ...
+
+    def begin(self, limits: Tensor) -> Tree:
+        """[B] number of steps each example may take -> the memory before the first step."""
+        ...
+
+    def select(self, t: int, scores: Tensor, memory: Any, last: Tensor) -> Selection:
+        """Choose among the continuations of step ``t`` = 0, 1, …
+
+        ``scores`` is [B,k,V], as the model gave them; k is 1 at the first step, where there is but the empty
+        hypothesis, and K from then on. ``last`` [B] says for which examples this is the last step they may take.
+        """
+        ...
+
+
+class Found(NamedTuple):
+    """The end of a search: the selector's memory for all examples in their order, and the trace."""
+
+    memory: Any
+    trace: list[
+        tuple[Tensor, Record]
+    ]  # a step: the numbers [b] of the examples still running, and their nodes
+    examples: int
+    copies: int
+
+
+def search(model: StepDecoder, batch: Batch, selector: Selector, limits: Tensor, *, copies: int = 1) -> Found:
+    """Run ``selector`` over the model's scores until every example has finished or reached its limit.
+
+    ``limits`` is [B]; with ``copies`` each example is searched that many times over, independently (samples), and the
+    memory's first dimension is B·copies. Gradients flow if they are enabled and the selector lets them.
+    """
+    limits = limits.repeat_interleave(copies)
+    examples = limits.numel()
+    alive = torch.arange(examples, device=limits.device)
+    memory, gone = selector.begin(limits), []
+    trace: list[tuple[Tensor, Record]] = []
+    running, t, width = limits > 0, 0, 1
+    move: Any = HardMove(torch.full_like(limits, batch.symbols.bos).unsqueeze(1), None, 1)
+    state = rows.repeat(model.start(batch), copies) if examples else DecoderState(None, None)
+    while True:
+        if not running.all():  # examples leave the batch
+            left, stay = (~running).nonzero().squeeze(1), running.nonzero().squeeze(1)
+            gone.append((alive[left], _take(memory, left)))
+            memory, move, limits, alive = _take((memory, move, limits, alive), stay)
+            if not alive.numel():
+                break
+            state = rows.keep(state, _rows_of(stay, width))
+        elif not examples:
+            gone.append((alive, memory))
+            break
+        if t and selector.width != width:  # after the first step one hypothesis becomes K
+            shared = rows.repeat(DecoderState(None, state.shared), selector.width).shared
+            state, width = state._replace(shared=shared), selector.width
+        state = move.follow(state)
+        features, state = model.advance(state, move.inputs(model))
+        scores = model.score(features[:, -1])
+        last = limits == t + 1
+        memory, move, record, running = selector.select(t, scores.unflatten(0, (-1, width)), memory, last)
+        running = running & ~last
+        if record is not None:
+            trace.append((alive, record))
+        t += 1
+    order = torch.cat([numbers for numbers, _ in gone]).argsort()
+    memory = rows.map_rows(lambda leaf: leaf.index_select(0, order), _concatenate([m for _, m in gone]))
+    return Found(memory, trace, examples, copies)
+
+
+def _take(tree: Tree, examples: Tensor) -> Tree:
+    return rows.map_rows(lambda leaf: leaf.index_select(0, examples), tree)
+
+
+def _rows_of(examples: Tensor, width: int) -> Tensor:
+    """The rows of some examples: [b] -> [b·width]."""
+    return (examples.unsqueeze(1) * width + torch.arange(width, device=examples.device)).flatten()
+
+
+def _concatenate(trees: list[Tree]) -> Tree:
+    first = trees[0]
+    if isinstance(first, Tensor):
+        return torch.cat(trees) if first.dim() else first
+    if isinstance(first, dict):
+        return {key: _concatenate([tree[key] for tree in trees]) for key in first}
+    if isinstance(first, tuple | list):
+        leaves = [_concatenate(list(parts)) for parts in zip(*trees)]
+        return type(first)(*leaves) if hasattr(first, "_fields") else type(first)(leaves)
+    return first
+
+
+def follow(found: Found, ends: Tensor, nodes: Tensor, pad: int) -> Tensor:
+    """Walk back from node ``nodes[b,n]`` of step ``ends[b,n]`` (−1: nothing at all) to the start.
+
+    Both are [B,N]; the result is [B,N,T], padded behind the end, with T the longest output.
+    """
+    size = int(ends.max()) + 1 if ends.numel() else 0
+    if not size:
+        return nodes.new_full((*nodes.shape, 0), pad)
+
+    def whole(numbers: Tensor, leaf: Tensor) -> Tensor:  # the nodes of all examples, whoever has left
+        if numbers.numel() == found.examples:
+            return leaf
+        return leaf.new_zeros(found.examples, leaf.shape[1]).index_copy_(0, numbers, leaf)
+
+    tokens, path = [], []
+    for t in reversed(range(size)):
+        numbers, record = found.trace[t]
+        tokens.append(whole(numbers, record.tokens))
+        path.append(nodes)
+        if record.parents is not None:
+            nodes = torch.where(ends < t, nodes, whole(numbers, record.parents).gather(1, nodes))
+    walked = torch.stack(tokens[::-1], dim=2).gather(1, torch.stack(path[::-1], dim=2))  # [B,C,T] -> [B,N,T]
+    steps = torch.arange(size, device=ends.device)
+    return walked.masked_fill(steps > ends.unsqueeze(2), pad)
+
+
+def hypotheses(
+    found: Found, batch: Batch, ends: Tensor, nodes: Tensor, log_probs: Tensor, scores: Tensor
+) -> Hypotheses:
+    """The outputs that end at these nodes: all arguments are [B,N], best first, −inf where there is no output.
+
+    With copies of the examples they are [B·copies,1] and the result is [B,copies,…], as the searches came out.
+    """
+    possible = log_probs > -torch.inf
+    if not possible[:, :1].all():
+        row = int((~possible[:, 0]).nonzero()[0]) // found.copies
+        which = row if batch.ids is None else int(batch.ids[row])
+        raise InputError(
+            f"no output is possible for example {which}: the model gives every one the score −inf"
+        )
+    ends = torch.where(possible, ends, -1)
+    tokens = follow(found, ends, nodes, batch.symbols.pad)
+    flat = Hypotheses(tokens, ends + 1, log_probs, scores)
+    if found.copies == 1:
+        return flat
+    return Hypotheses(*(leaf.unflatten(0, (-1, found.copies)).squeeze(2) for leaf in flat))
+
+
+@contextmanager
+def evaluating(model: Any) -> Iterator[None]:
+    """Without gradients and with dropout off; every module's mode is as before when it ends.
+
+    Casts that autocast cached meanwhile know no gradient, so they are forgotten (pytorch#112583). Plain ``no_grad``
+    is used, so that outputs can be trained on.
+    """
+    modules = list(model.modules()) if isinstance(model, nn.Module) else []
+    training = [module for module in modules if module.training]
+    try:
+        if training:
+            model.eval()
+        with torch.no_grad():
+            yield
+    finally:
+        for module in training:
+            module.training = True
+        torch.clear_autocast_cache()
