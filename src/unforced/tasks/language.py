@@ -27,19 +27,19 @@ class Language:
     end, test behind development. There are no outputs to judge, so models are compared by perplexity.
     """
 
-    train: str
-    dev: str | None = None
-    test: str | None = None
-    hold_out: float = 0.05
-    tokens: Tokens = "words"
-    size: int | None = None  # the most tokens of the vocabulary; for BPE the number of pieces (None: 8,000)
-    min_count: int = 1
-    lowercase: bool = False
+    train: str  # a text file
+    dev: str | None = None  # the same for development; the training file's end if absent
+    test: str | None = None  # the same for test
+    hold_out: float = 0.05  # share of the training file that stands in for an absent dev or test file
+    tokens: Tokens = "words"  # how text is cut: white-space words, characters, byte pair encoding
+    size: int | None = None  # most tokens of the vocabulary; with bpe its pieces (none: 8,000)
+    min_count: int = 1  # rarer words or characters of the training data are unknown
+    lowercase: bool = False  # all text
     block: int | None = None  # words an example has, characters where the tokens are characters
     longest: int | None = None  # longer training examples are left out, counted like blocks
-    train_limit: int | None = None
-    dev_limit: int | None = None
-    test_limit: int | None = None
+    train_limit: int | None = None  # take only the first so many training examples
+    dev_limit: int | None = None  # the same for development
+    test_limit: int | None = None  # the same for test
 
     def __post_init__(self) -> None:
         for name in ("size", "min_count", "block", "longest", "train_limit", "dev_limit", "test_limit"):

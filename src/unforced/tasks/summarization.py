@@ -18,10 +18,10 @@ from unforced.types import Examples
 class Summarization(TextTask):
     """Abstracts of the ACL Anthology -> their titles: 20,000 / 1,000 / 1,000, judged by ROUGE."""
 
-    source_tokens: Tokens = "bpe"
-    target_tokens: Tokens = "bpe"
-    joint: bool = True
-    cut_source: int | None = 100  # a model sees so many words of an abstract
+    source_tokens: Tokens = "bpe"  # how abstracts are cut
+    target_tokens: Tokens = "bpe"  # how titles are cut
+    joint: bool = True  # one vocabulary of target_size for both
+    cut_source: int | None = 100  # so many words of an abstract the model sees
 
     def read(self, split: Split) -> Examples:
         path = find("acl_title_abstract", f"{split}.jsonl.gz")

@@ -103,21 +103,19 @@ class TextTask:
     Lengths are counted in white-space separated words, or in characters where the tokens are characters.
     """
 
-    source_tokens: Tokens = "words"
-    target_tokens: Tokens = "words"
-    source_size: int | None = (
-        None  # the most tokens of the vocabulary; for BPE the number of pieces (None: 8,000)
-    )
-    target_size: int | None = None
+    source_tokens: Tokens = "words"  # how sources are cut: white-space words, characters, byte pair encoding
+    target_tokens: Tokens = "words"  # how targets are cut
+    source_size: int | None = None  # most tokens of the source vocabulary; with bpe its pieces (none: 8,000)
+    target_size: int | None = None  # the same of the target vocabulary
     min_count: int = 1  # rarer words or characters of the training data are unknown
     joint: bool = False  # one vocabulary of target_size for both sides
     lowercase: bool = False  # all text, answers included
     longest_source: int | None = None  # training examples with a longer source are left out
-    longest_target: int | None = None
+    longest_target: int | None = None  # training examples with a longer target are left out
     cut_source: int | None = None  # of longer sources the model sees only so much
-    train_limit: int | None = None  # only the first so many examples
-    dev_limit: int | None = None
-    test_limit: int | None = None
+    train_limit: int | None = None  # take only the first so many training examples
+    dev_limit: int | None = None  # the same for development
+    test_limit: int | None = None  # the same for test
 
     def __post_init__(self) -> None:
         for name in (

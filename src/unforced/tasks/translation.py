@@ -23,12 +23,12 @@ class Translation(TextTask):
     tokens as they are (signature ``tok:none``), so it isn't comparable with that of ``raw``.
     """
 
-    direction: Literal["de-en", "en-de"] = "de-en"
-    variant: Literal["raw", "tok"] = "raw"
-    test_set: Literal["2016", "2017"] = "2016"
-    source_tokens: Tokens = "bpe"
-    target_tokens: Tokens = "bpe"
-    joint: bool = True
+    direction: Literal["de-en", "en-de"] = "de-en"  # from which language to which
+    variant: Literal["raw", "tok"] = "raw"  # as written, or lower-cased and tokenised
+    test_set: Literal["2016", "2017"] = "2016"  # the year of the test set
+    source_tokens: Tokens = "bpe"  # how sources are cut
+    target_tokens: Tokens = "bpe"  # how targets are cut
+    joint: bool = True  # one vocabulary of target_size for both languages
 
     def read(self, split: Split) -> Examples:
         part = {"train": "train", "dev": "val", "test": f"test_{self.test_set}_flickr"}[split]
