@@ -15,9 +15,10 @@ from torch.nn.utils import skip_init
 
 from unforced.errors import InputError
 
+Images = Sequence[Any] | np.ndarray
 FEATURES = 16
 BATCH, RATE = 64, 3e-3
-FEWEST, MOST = 600, 2000  # updates
+EPOCHS, FEWEST, MOST = 30, 100, 2000  # the latter two in updates
 
 
 class ConvNet(nn.Module):
@@ -70,7 +71,7 @@ class Classifier:
     def fit(
         cls,
         name: str,
-        images: Sequence[Any],
+        images: Images,
         labels: Sequence[int] | np.ndarray,
         *,
         levels: int,
@@ -78,11 +79,11 @@ class Classifier:
         seed: int = 0,
         steps: int | None = None,
     ) -> Classifier:
-        """Train with Adam for ``steps`` updates (ten epochs between bounds), the learning rate falling to zero on a line."""
+        """Train with Adam for ``steps`` updates (30 epochs, between bounds), the learning rate falling to zero on a line."""
         if not len(images) or len(images) != len(labels):
             raise InputError(f"A classifier can't learn from {len(images)} images and {len(labels)} labels.")
         shape = np.shape(images[0])
-        steps = min(max(10 * len(images) // BATCH, FEWEST), MOST) if steps is None else steps
+        steps = min(max(EPOCHS * len(images) // BATCH, FEWEST), MOST) if steps is None else steps
         with _training():
             rng = torch.Generator().manual_seed(seed)
             net = ConvNet((shape[2] if len(shape) == 3 else 1, shape[0], shape[1]), classes, rng)
@@ -100,15 +101,15 @@ class Classifier:
         result._shift, result._scale = raw.mean(axis=0), raw.std(axis=0) + 1e-6
         return result
 
-    def features(self, images: Sequence[Any]) -> np.ndarray:
+    def features(self, images: Images) -> np.ndarray:
         """N images -> [N,d] float64."""
         return (self._run(images)[0].double().numpy() - self._shift) / self._scale
 
-    def probabilities(self, images: Sequence[Any]) -> np.ndarray:
+    def probabilities(self, images: Images) -> np.ndarray:
         """N images -> [N,classes] float64, rows sum to one."""
         return torch.softmax(self._run(images)[1].double(), dim=-1).numpy()
 
-    def accuracy(self, images: Sequence[Any], labels: Sequence[int] | np.ndarray) -> float:
+    def accuracy(self, images: Images, labels: Sequence[int] | np.ndarray) -> float:
         """The share of images whose class it finds."""
         return float((self.probabilities(images).argmax(axis=1) == np.asarray(labels)).mean())
 
@@ -121,12 +122,12 @@ class Classifier:
             f"trained on {self.trained_on} images, weights {mark})"
         )
 
-    def _run(self, images: Sequence[Any]) -> tuple[Tensor, Tensor]:
+    def _run(self, images: Images) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
             parts = [self._net(part) for part in self._pixels(images).split(1000)]
         return torch.cat([features for features, _ in parts]), torch.cat([scores for _, scores in parts])
 
-    def _pixels(self, images: Sequence[Any]) -> Tensor:
+    def _pixels(self, images: Images) -> Tensor:
         """N images of integer levels -> [N,C,H,W] float32 in [0,1]."""
         for i, image in enumerate(images):
             if np.shape(image) != self.shape:

@@ -57,7 +57,7 @@ class FrechetDistance:
         return frechet(*made, *real)
 
     def signature(self) -> str:
-        return f"Fréchet distance (not FID) in {self._classifier().describe()}"
+        return f"Fréchet distance (not FID) in the features of {self._classifier().describe()}"
 
 
 def _moments(features: np.ndarray) -> np.ndarray:

@@ -1,0 +1,196 @@
+"""Image generation, pixel by pixel: scikit-learn's digits, MNIST, CIFAR-10 and images of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from unforced.errors import InputError
+from unforced.metrics.protocol import Metric
+from unforced.tasks.arrays import read_npz
+from unforced.tasks.locate import find
+from unforced.tasks.pixels import Pixels
+from unforced.tasks.protocol import Split
+from unforced.tasks.splits import limited
+from unforced.types import Example, Examples
+
+STAGED = {"mnist": ("mnist", "mnist.npz"), "cifar10": ("cifar10_small", "cifar10_8x8_rgb.npz")}
+MOST_DEV = 5000
+CLASSES = 10  # of each built-in data set
+
+
+class Labelled(NamedTuple):
+    """Images [N,H,W] or [N,H,W,C] uint8 with levels 0..levels−1, and their labels [N]."""
+
+    images: np.ndarray
+    labels: np.ndarray
+    levels: int
+
+
+@dataclass(frozen=True)
+class Images:
+    """Generate images as sequences of pixel levels, of a given class if ``conditional``.
+
+    ``dataset`` is "digits" (8×8, 17 levels, comes with scikit-learn), "mnist" or "cifar10" (8×8 RGB); ``path`` names an
+    ``.npz`` of one's own instead, with uint8 arrays x_train [N,H,W] or [N,H,W,C], y_train [N], x_test, y_test and perhaps
+    x_dev, y_dev. ``side`` shrinks square images by averaging blocks, ``levels`` merges neighbouring levels.
+
+    Digits are split class by class: of every ten images seven are for training, one for development and two for test.
+    Elsewhere the last tenth of the training part, at most 5,000 images, is for development if there is no x_dev.
+
+    Outputs are judged in the features of a small classifier trained on the same training split (all of it, whatever
+    ``train_limit`` says), shrunk and quantised alike: the figures compare models of one such data set, and are neither FID
+    nor the Inception score.
+
+    >>> task = Images(train_limit=100)
+    >>> [len(task.read(split)) for split in ("train", "dev", "test")]
+    [100, 178, 353]
+    >>> task.fit(task.read("train")).sizes
+    Sizes(target=19, source=None, image=None, classes=None)
+    >>> [metric.name for metric in task.metrics()]
+    ['digits_classifier_frechet_distance', 'digits_classifier_inception_style_score']
+    """
+
+    dataset: Literal["digits", "mnist", "cifar10"] = "digits"
+    path: str | None = None
+    conditional: bool = False
+    side: int | None = None
+    levels: int | None = None
+    train_limit: int | None = None
+    dev_limit: int | None = 500
+    test_limit: int | None = 2000
+
+    def __post_init__(self) -> None:
+        if self.dataset not in ("digits", *STAGED):
+            raise InputError(f"dataset must be 'digits', 'mnist' or 'cifar10', not {self.dataset!r}")
+        for name, least in (
+            ("side", 1),
+            ("levels", 2),
+            ("train_limit", 1),
+            ("dev_limit", 1),
+            ("test_limit", 1),
+        ):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise InputError(f"{name} must be at least {least}, not {value}")
+
+    def read(self, split: Split) -> Examples:
+        part = self.arrays(split)
+        labels = part.labels.tolist() if self.conditional else [None] * len(part.labels)
+        examples = [Example(label, image) for label, image in zip(labels, part.images)]
+        return limited(examples, {}, getattr(self, f"{split}_limit"))
+
+    def arrays(self, split: Split) -> Labelled:
+        """The whole split, shrunk and quantised, with its labels."""
+        raw = _digits(split) if self.path is None and self.dataset == "digits" else self._from_file(split)
+        return _quantise(raw, self.side, self.levels)
+
+    def _from_file(self, split: Split) -> Labelled:
+        path = Path(self.path) if self.path is not None else find(*STAGED[self.dataset])
+        wanted = [f"{array}_{part}" for part in ("train", "test") for array in "xy"]
+        arrays = read_npz(path, wanted, ("x_dev", "y_dev"))
+        _check(arrays, path)
+        if "x_dev" not in arrays:
+            n = len(arrays["x_train"])
+            cut = n - min(MOST_DEV, n // 10)
+            for array in "xy":
+                whole = arrays[f"{array}_train"]
+                arrays[f"{array}_train"], arrays[f"{array}_dev"] = whole[:cut], whole[cut:]
+        return Labelled(arrays[f"x_{split}"], arrays[f"y_{split}"].astype(np.int64), 256)
+
+    def fit(self, train: Sequence[Example]) -> Pixels:
+        if not train:
+            raise InputError("There are no training images.")
+        classes = None
+        if self.conditional:
+            seen = 1 + max(example.source for example in train)
+            classes = seen if self.path is not None else max(seen, CLASSES)
+        levels = self.levels or (17 if self.path is None and self.dataset == "digits" else 256)
+        return Pixels(np.shape(train[0].target), levels, classes)
+
+    def codec(self, data: dict[str, Any]) -> Pixels:
+        return Pixels.from_json(data)
+
+    def metrics(self) -> tuple[Metric, ...]:
+        from unforced.metrics.frechet import FrechetDistance
+        from unforced.metrics.inception import InceptionStyleScore
+
+        name = self.dataset if self.path is None else Path(self.path).stem
+        same = replace(self, conditional=False, train_limit=None, dev_limit=None, test_limit=None)
+        judge = partial(_classifier, same, name)
+        return (
+            FrechetDistance(f"{name}_classifier_frechet_distance", judge),
+            InceptionStyleScore(f"{name}_classifier_inception_style_score", judge),
+        )
+
+
+@lru_cache(maxsize=4)
+def _classifier(task: Images, name: str) -> Any:
+    """The classifier that judges a task's outputs, trained when it is first asked for."""
+    from unforced.metrics.classifier import Classifier
+
+    images, labels, levels = task.arrays("train")
+    return Classifier.fit(name, images, labels, levels=levels, classes=int(labels.max()) + 1)
+
+
+def _digits(split: Split) -> Labelled:
+    """The split of scikit-learn's digits that an image's rank in its class decides."""
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    rank = np.zeros(len(labels), dtype=np.int64)
+    for label in range(CLASSES):
+        rank[labels == label] = np.arange((labels == label).sum())
+    mine = np.isin(rank % 10, {"train": range(7), "dev": [7], "test": [8, 9]}[split])
+    return Labelled(images[mine].astype(np.uint8).reshape(-1, 8, 8), labels[mine].astype(np.int64), 17)
+
+
+def _check(arrays: dict[str, np.ndarray], path: Path) -> None:
+    """Refuse arrays that are no images with labels."""
+    shape = arrays["x_train"].shape[1:]
+    for name, images in arrays.items():
+        if not name.startswith("x_"):
+            continue
+        label_name = f"y_{name[2:]}"
+        if label_name not in arrays:
+            raise InputError(f"{path}: the array {label_name!r} is missing.")
+        labels = arrays[label_name]
+        if images.dtype != np.uint8 or images.ndim not in (3, 4):
+            raise InputError(
+                f"{path}: {name} must be uint8 of 3 or 4 dimensions, not {images.dtype} {images.shape}."
+            )
+        if images.shape[1:] != shape or not images.size:
+            raise InputError(
+                f"{path}: {name} has the shape {images.shape}, x_train {arrays['x_train'].shape}."
+            )
+        if (
+            labels.shape != images.shape[:1]
+            or not np.issubdtype(labels.dtype, np.integer)
+            or labels.min() < 0
+        ):
+            raise InputError(
+                f"{path}: {label_name} must hold a whole number from 0 for each image of {name}."
+            )
+
+
+def _quantise(raw: Labelled, side: int | None, levels: int | None) -> Labelled:
+    """Average blocks of pixels so that ``side`` rows and columns are left, then merge levels: ⌊v · levels / all⌋."""
+    images = raw.images
+    n, height, width = images.shape[:3]
+    if side is not None and side != height:
+        if height != width or height % side:
+            raise InputError(f"Images of {height}×{width} pixels can't be shrunk evenly to {side}×{side}.")
+        block = height // side
+        images = images.reshape(n, side, block, side, block, *images.shape[3:]).mean(axis=(2, 4))
+    levels = raw.levels if levels is None else levels
+    if images is raw.images and levels == raw.levels:
+        return raw
+    if levels > raw.levels:
+        raise InputError(f"levels must be at most {raw.levels}, which is what the images have, not {levels}.")
+    merged = np.floor(images.astype(np.float64) * levels / raw.levels).clip(max=levels - 1).astype(np.uint8)
+    return Labelled(merged, raw.labels, levels)

@@ -1,0 +1,165 @@
+"""Palindromes and hidden Markov models against enumeration."""
+
+import json
+from itertools import product
+
+import numpy as np
+import pytest
+
+from unforced.errors import InputError
+from unforced.tasks.hmm import HMM
+from unforced.tasks.palindromes import Palindromes, is_palindrome
+from unforced.tasks.protocol import Codec, Task
+from unforced.tasks.synthetic import Letters, all_sequences
+from unforced.types import Example
+
+TASKS = [Palindromes(), HMM(emissions="low"), HMM(emissions="high")]
+SMALL = [
+    Palindromes(alphabet=3, length=4, probability=0.3),
+    Palindromes(alphabet=2, length=3),
+    HMM(alphabet=3, length=4, states=2),
+    HMM(alphabet=2, length=3, states=5, emissions="high"),
+]
+
+
+@pytest.mark.parametrize("task", TASKS + SMALL, ids=str)
+def test_probabilities_of_all_strings_sum_to_one_and_give_the_entropy(task):
+    log_probs = task.log_prob(all_sequences(task.alphabet, task.length))
+    assert np.exp(log_probs).sum() == pytest.approx(1, abs=1e-12)
+    assert -(np.exp(log_probs) * log_probs).sum() == pytest.approx(task.entropy(), abs=1e-12)
+
+
+def test_palindromes_have_the_entropy_derived_by_hand():
+    """5³ palindromes share 0.8, the 5⁵ − 5³ other strings 0.2."""
+    wanted = -0.8 * np.log(0.8 / 125) - 0.2 * np.log(0.2 / 3000)
+    assert Palindromes().entropy() == pytest.approx(wanted, abs=1e-12)
+    assert Palindromes().entropy() == pytest.approx(5.964, abs=5e-4)
+
+
+def test_palindromes_are_counted_right():
+    strings = all_sequences(5, 5)
+    assert is_palindrome(strings).sum() == 125
+    assert np.exp(Palindromes().log_prob(strings[is_palindrome(strings)])).sum() == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize(("emissions", "reported"), [("low", (4.97, 5.02)), ("high", (6.41, 6.45))])
+def test_hidden_markov_models_have_entropies_like_the_reported_ones(emissions, reported):
+    low, high = reported
+    assert low - 0.02 <= HMM(emissions=emissions).entropy() <= high + 0.02
+
+
+@pytest.mark.parametrize("task", [HMM(), HMM(alphabet=3, length=3, states=2, emissions="high")], ids=str)
+def test_forward_algorithm_equals_the_sum_over_hidden_paths(task):
+    first, transitions, emissions = task.parameters()
+    for ids in np.random.default_rng(0).integers(task.alphabet, size=(5, task.length)):
+        total = 0.0
+        for path in product(range(task.states), repeat=task.length):
+            p = first[path[0]] * emissions[path[0], ids[0]]
+            for t in range(1, task.length):
+                p *= transitions[path[t - 1], path[t]] * emissions[path[t], ids[t]]
+            total += p
+        assert float(task.log_prob(ids)) == pytest.approx(np.log(total), abs=1e-12)
+
+
+@pytest.mark.parametrize("task", [Palindromes(alphabet=3, length=3), HMM(alphabet=3, length=3)], ids=str)
+def test_samples_have_the_frequencies_of_the_distribution(task):
+    n = 20000
+    ids = task.sample(n, np.random.default_rng(0))
+    found = np.bincount(ids @ [9, 3, 1], minlength=27)
+    wanted = n * np.exp(task.log_prob(all_sequences(3, 3)))
+    statistic = ((found - wanted) ** 2 / wanted).sum()
+    assert statistic < 48.3  # the 99.5 % point of chi-square with 26 degrees of freedom
+
+
+@pytest.mark.parametrize("task", TASKS, ids=str)
+def test_mean_surprise_of_a_sample_is_near_the_entropy(task):
+    surprise = -task.log_prob(task.sample(20000, np.random.default_rng(1)))
+    assert surprise.mean() == pytest.approx(task.entropy(), abs=4 * surprise.std() / np.sqrt(20000))
+
+
+@pytest.mark.parametrize("kind", [Palindromes, HMM])
+def test_splits_have_their_sizes_and_repeat(kind):
+    task = kind(size=30, held_out=20, seed=4)
+    parts = [task.read(split) for split in ("train", "dev", "test")]
+    assert isinstance(task, Task)
+    assert [len(part) for part in parts] == [30, 20, 20]
+    assert parts[1] != parts[2]
+    assert task.read("train") == parts[0] != kind(size=30, seed=5).read("train")
+    assert all(example.source is None and len(example.target) == 5 for example in parts[0])
+    assert task.metrics() == ()
+
+
+def test_more_data_begins_with_the_same_distribution_not_other_parameters():
+    assert len(HMM(size=10000).read("train")) == 10000
+    assert HMM(size=10000).entropy() == HMM(size=1000).entropy()
+
+
+@pytest.mark.parametrize("task", TASKS, ids=str)
+def test_codec_round_trip(task):
+    train = task.read("train")[:4]
+    codec = task.fit(train)
+    batch = codec.collate([codec.encode(example) for example in train], range(4))
+    assert isinstance(codec, Codec)
+    assert [codec.decode(row) for row in batch.gold.tolist()] == [example.target for example in train]
+    assert batch.symbols == (6, 5, None, (5, 6))
+    assert batch.source is None
+    assert batch.length.tolist() == [5] * 4
+    assert (batch.prefix[:, 0] == 5).all()
+    assert codec.sizes.target == 7
+    assert task.codec(json.loads(json.dumps(codec.to_json()))) == codec
+    # ids are what the true distribution takes
+    assert task.log_prob(batch.gold.numpy()).shape == (4,)
+
+
+def test_batches_without_targets_know_their_length():
+    codec = Letters(5, 5)
+    batch = codec.collate([codec.encode(Example(codec.parse("\n"), None))] * 2, [0, 1])
+    assert batch.length.tolist() == [5, 5]
+    assert not batch.mask.any()
+
+
+def test_show_is_the_string_and_only_blank_lines_are_sources():
+    codec = Letters(5, 5)
+    assert codec.show("abcba") == "abcba"
+    with pytest.raises(InputError, match="no source"):
+        codec.parse("abcba")
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("abcd", "4 letters where 5"),
+        ("abcdx", "'x' is not one of the letters a to e"),
+        ("abcd ", "' ' is not"),
+    ],
+)
+def test_strings_that_do_not_fit_are_refused(target, message):
+    with pytest.raises(InputError, match=message):
+        Letters(5, 5).encode(Example(None, target))
+
+
+def test_wrong_options_are_refused():
+    for options in (
+        {"alphabet": 1},
+        {"alphabet": 27},
+        {"length": 0},
+        {"size": 0},
+        {"held_out": 0},
+        {"seed": -1},
+    ):
+        with pytest.raises(InputError, match=next(iter(options))):
+            HMM(**options)
+    with pytest.raises(InputError, match="probability"):
+        Palindromes(probability=1.0)
+    with pytest.raises(InputError, match="length"):
+        Palindromes(length=1)
+    with pytest.raises(InputError, match="states"):
+        HMM(states=0)
+    with pytest.raises(InputError, match="emissions"):
+        HMM(emissions="medium")
+    with pytest.raises(InputError, match="too many to enumerate"):
+        HMM(length=20).entropy()
+    with pytest.raises(InputError, match="'alphabet' and 'length'"):
+        Letters.from_json({"alphabet": 5})
+    with pytest.raises(InputError, match="not all letters"):
+        Letters(5, 5).decode([5])

@@ -1,0 +1,225 @@
+"""Tagging: column files, the codec, and what is refused."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from unforced.errors import InputError
+from unforced.tasks.protocol import Codec, Task
+from unforced.tasks.tagging import COARSE, Tagging, coarse
+from unforced.types import Example
+
+FOLDER = Path(__file__).parent.parent / "fixtures" / "tagging"
+PATHS = {split: str(FOLDER / f"{split}.conll") for split in ("train", "dev", "test")}
+
+
+@pytest.fixture
+def entities():
+    return Tagging(**PATHS, tag_column=2, comment_prefix="# text", min_count=1)
+
+
+@pytest.fixture
+def parts_of_speech():
+    return Tagging(**PATHS, comment_prefix="# text", min_count=1)
+
+
+def write(path, *lines):
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return str(path)
+
+
+def test_reads_sentences_without_their_comments(entities):
+    examples = entities.read("train")
+    assert isinstance(entities, Task)
+    assert len(examples) == 3
+    assert examples[0] == Example(
+        ("Anna", "wohnt", "in", "Bad", "Ems", "."), ("B-PER", "O", "O", "B-LOC", "I-LOC", "O")
+    )
+
+
+def test_a_word_that_is_a_comment_sign_is_kept(tmp_path):
+    path = write(tmp_path / "a.tsv", "# id=1", "#\tSYM\tN", "1\tNUM\tN")
+    task = Tagging(train=path, dev=path, test=path, tag_column=2, comment_prefix="# id=")
+    assert task.read("train")[0].source == ("#", "1")
+
+
+def test_the_metric_follows_the_tags(entities, parts_of_speech):
+    assert [metric.name for metric in entities.metrics()] == ["f1"]
+    assert [metric.name for metric in parts_of_speech.metrics()] == ["accuracy"]
+    forced = Tagging(**PATHS, tag_column=2, comment_prefix="# text", metric="accuracy")
+    assert [metric.name for metric in forced.metrics()] == ["accuracy"]
+
+
+def test_gold_tags_score_a_hundred(entities, parts_of_speech):
+    for task in (entities, parts_of_speech):
+        examples = task.read("test")
+        metric = task.metrics()[0]
+        rows = metric.statistics([e.target for e in examples], [e.answers for e in examples])
+        assert float(metric.score(rows.sum(axis=0))) == 100
+
+
+def test_a_batch_has_a_tag_for_every_word_and_no_end(entities):
+    train = entities.read("train")
+    codec = entities.fit(train)
+    batch = codec.collate([codec.encode(e) for e in train], range(3))
+    assert isinstance(codec, Codec)
+    assert batch.symbols.eos is None
+    assert batch.length.tolist() == [6, 5, 6]
+    assert batch.mask.sum(dim=1).tolist() == [6, 5, 6]
+    assert torch.equal(batch.mask, batch.source_mask)
+    assert batch.prefix[0, 0] == batch.symbols.bos
+    assert batch.gold.max() < codec.sizes.target
+    assert batch.source.max() < codec.sizes.source
+
+
+def test_tags_come_back_from_their_ids(entities):
+    codec = entities.fit(entities.read("train"))
+    for example in entities.read("test"):
+        assert codec.decode(codec.encode(example).target) == example.target
+
+
+def test_a_batch_without_targets_still_knows_its_lengths(entities):
+    codec = entities.fit(entities.read("train"))
+    sources = [codec.parse("Otto wohnt in Ulm ."), codec.parse("Anna")]
+    batch = codec.collate([codec.encode(Example(words, None)) for words in sources], [0, 1])
+    assert batch.length.tolist() == [5, 1]
+    assert not batch.mask.any()
+
+
+def test_the_codec_comes_back_from_json(entities):
+    codec = entities.fit(entities.read("train"))
+    again = entities.codec(json.loads(json.dumps(codec.to_json())))
+    example = entities.read("dev")[0]
+    same = again.encode(example)
+    assert (same.source == codec.encode(example).source).all()
+    assert same.target == codec.encode(example).target
+    assert (again.symbols, again.sizes, again.to_json()) == (codec.symbols, codec.sizes, codec.to_json())
+    with pytest.raises(InputError, match="no tags"):
+        entities.codec({"words": {}, "lowercase": False, "unseen": "error"})
+
+
+def test_show_and_parse_are_lines_of_words(entities):
+    codec = entities.fit(entities.read("train"))
+    assert codec.parse(" Anna  schläft \n") == ("Anna", "schläft")
+    assert codec.show(("B-PER", "O")) == "B-PER O"
+    with pytest.raises(InputError, match="blank"):
+        codec.parse("  \n")
+
+
+def test_rare_words_are_unknown_and_case_can_be_ignored():
+    task = Tagging(**PATHS, tag_column=2, comment_prefix="# text", min_count=2, lowercase=True)
+    codec = task.fit(task.read("train"))
+    ids = codec.encode(Example(("ANNA", "Zug", "IN"), None)).source
+    assert ids.tolist() == [codec.words.encode(["anna"], eos=False)[0], codec.words.unk, *codec.words.encode(["in"], eos=False)]  # fmt: skip
+    assert "Anna" not in codec.words
+
+
+def test_long_training_sentences_and_those_beyond_the_limit_are_counted():
+    task = Tagging(**PATHS, tag_column=2, comment_prefix="# text", longest=5)
+    assert len(task.read("train")) == 1
+    assert task.read("train").dropped == {"too long": 2}
+    assert len(task.read("test")) == 2
+    limited = Tagging(**PATHS, tag_column=2, comment_prefix="# text", train_limit=2, test_limit=1)
+    assert limited.read("train").dropped == {"beyond the limit": 1}
+    assert [len(limited.read(split)) for split in ("train", "dev", "test")] == [2, 1, 1]
+
+
+def test_dev_and_test_are_held_out_where_they_are_absent(tmp_path):
+    lines = [line for i in range(200) for line in (f"w{i % 150}\tA", "x\tB", "")]
+    task = Tagging(train=write(tmp_path / "all.tsv", *lines), hold_out=0.1)
+    parts = {split: task.read(split) for split in ("train", "dev", "test")}
+    assert sum(len(part) for part in parts.values()) == 200
+    for part in parts.values():
+        assert len(part) + sum(part.dropped.values()) == 200
+    words = [{example.source for example in part} for part in parts.values()]
+    assert all(words)
+    assert len(set.union(*words)) == sum(map(len, words))  # equal sentences are in one part
+    assert task.read("dev") == parts["dev"]
+
+
+def test_gzipped_files_and_columns_of_spaces(tmp_path):
+    path = tmp_path / "a.conll.gz"
+    path.write_bytes(gzip.compress(b"a X\nb  Y\n\n\nc X\n"))
+    task = Tagging(train=str(path), dev=str(path), test=str(path))
+    assert [e.source for e in task.read("train")] == [("a", "b"), ("c",)]
+
+
+def test_a_missing_column_names_the_line(tmp_path):
+    path = write(tmp_path / "a.tsv", "a\tX", "b", "c\tX")
+    with pytest.raises(InputError, match=r"a\.tsv:2: at least 2 columns"):
+        Tagging(train=path, metric="accuracy").read("train")
+
+
+@pytest.mark.parametrize("tags", [("O", "I-PER"), ("B-PER", "I-LOC"), ("O", "NOUN")])
+def test_f1_refuses_tags_that_are_not_iob2(tmp_path, tags):
+    path = write(tmp_path / "a.tsv", "x\tO", "", *(f"w\t{tag}" for tag in tags))
+    task = Tagging(train=path, dev=path, test=path, metric="f1")
+    with pytest.raises(InputError, match=rf"a\.tsv:3: .*{tags[1]!r} at word 2 breaks IOB2"):
+        task.read("dev")
+
+
+def test_auto_refuses_iob1_instead_of_scoring_it_wrongly(tmp_path):
+    path = write(tmp_path / "a.tsv", "Anna\tI-PER", "schläft\tO")
+    with pytest.raises(InputError, match="breaks IOB2"):
+        Tagging(train=path, dev=path, test=path).read("train")
+
+
+def test_an_unseen_tag_is_an_error_or_an_answer_nobody_matches(tmp_path):
+    train = write(tmp_path / "train.tsv", "a\tX", "b\tY")
+    dev = write(tmp_path / "dev.tsv", "a\tX", "b\tZ")
+    strict = Tagging(train=train, dev=dev, test=dev, min_count=1)
+    codec = strict.fit(strict.read("train"))
+    with pytest.raises(InputError, match="The tag 'Z' never occurs in the training data but does in 'a b'"):
+        codec.encode(strict.read("dev")[0])
+    lenient = Tagging(train=train, dev=dev, test=dev, min_count=1, unseen_tags="wrong")
+    codec = lenient.fit(lenient.read("train"))
+    target = codec.encode(lenient.read("dev")[0]).target
+    assert target[1] in codec.symbols.banned
+
+
+def test_unequal_words_and_tags_are_refused(entities):
+    codec = entities.fit(entities.read("train"))
+    with pytest.raises(InputError, match="2 words but 1 tags"):
+        codec.encode(Example(("a", "b"), ("O",)))
+    with pytest.raises(InputError, match="no words"):
+        codec.encode(Example((), ()))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "needs a dataset"),
+        ({"dev": "d"}, "needs a dataset"),
+        ({"dataset": "germeval14_small", "coarse": True}, "coarse is for"),
+        ({"train": "t", "coarse": True}, "coarse is for"),
+        ({"dataset": "german_ler", "train": "t"}, "not both"),
+        ({"dataset": "german_ler", "tag_column": 2}, "not both"),
+        ({"dataset": "english"}, "dataset must be one of"),
+        ({"train": "t", "min_count": 0}, "min_count must be at least 1"),
+        ({"train": "t", "tag_column": -1}, "count from 0"),
+        ({"train": "t", "comment_prefix": ""}, "comment_prefix"),
+        ({"train": "t", "hold_out": 0.5}, "hold_out"),
+    ],
+)
+def test_wrong_options_are_refused(options, message):
+    with pytest.raises(InputError, match=message):
+        Tagging(**options)
+
+
+def test_a_missing_file_and_an_empty_one_are_refused(tmp_path):
+    with pytest.raises(InputError, match="no such file"):
+        Tagging(train=str(tmp_path / "none.tsv")).read("train")
+    empty = write(tmp_path / "empty.tsv", "")
+    with pytest.raises(InputError, match="no usable sentence for dev"):
+        Tagging(train=empty, dev=empty, test=empty).read("dev")
+
+
+def test_coarse_classes_cover_the_nineteen_fine_ones():
+    assert len(COARSE) == 19
+    assert len(set(COARSE.values())) == 7
+    assert coarse("I-EUN") == "I-NRM"
+    with pytest.raises(InputError, match="B-XYZ"):
+        coarse("B-XYZ")
