@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -83,8 +84,17 @@ def train(
     chosen = recipes.load(recipe, overrides, None if variant is None else [variant])
     single = chosen.single(variant, seed)
     folder = run_folder(RUNS, single) if run is None else Path(run)
-    run_job(job(single), folder, resume=resume, quiet=quiet)
+    run_job(job(_warm(single, folder)), folder, resume=resume, quiet=quiet)
     return folder
+
+
+def _warm(single: Recipe, folder: Path) -> Recipe:
+    """Let ``warm_start = "variant:NAME"`` name the run of that variant and the same seed, beside this one."""
+    start = single.training.warm_start or ""
+    if not start.startswith("variant:"):
+        return single
+    beside = folder.parent / f"{start.removeprefix('variant:')}-{single.seeds[0]}"
+    return replace(single, training=replace(single.training, warm_start=str(beside.absolute())))
 
 
 def run_folder(root: Path, single: Recipe) -> Path:

@@ -33,7 +33,7 @@ CATALOGUE: dict[str, dict[str, str]] = {
         "images": "unforced.tasks.images:Images",
         "captions": "unforced.tasks.captions:Captions",
         "palindromes": "unforced.tasks.palindromes:Palindromes",
-        "hmm": "unforced.tasks.hmm:HiddenMarkov",
+        "hmm": "unforced.tasks.hmm:HMM",
     },
     "decoders": {
         "greedy": "unforced.decoding.greedy:Greedy",

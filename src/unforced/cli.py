@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -130,9 +131,9 @@ def decode(
     seed
         For decoders that draw at random.
     """
-    from unforced import stream
+    from unforced.stream import decode_lines
 
-    lines = stream.decode_lines(
+    lines = decode_lines(
         run, sys.stdin.buffer, method, options, nbest=nbest, checkpoint=checkpoint, size=batch, seed=seed
     )
     for line in lines:
@@ -146,7 +147,7 @@ def compare(
     variants: str | None = None,
     seeds: str | None = None,
     quiet: bool = False,
-) -> None:
+) -> int:
     """Train every variant of recipes with every seed, and say which is better.
 
     Parameters
@@ -171,7 +172,17 @@ def compare(
     if seeds is not None:
         overrides.append(f"seeds=[{seeds}]")
     chosen = None if variants is None else [name.strip() for name in variants.split(",")]
-    api.compare(*names, overrides=overrides, variants=chosen, root=root, quiet=quiet)
+    options = {"--root": str(root), "--variants": variants, "--seeds": seeds}
+    given = [word for option, value in options.items() if value is not None for word in (option, value)]
+    found = api.compare(
+        *names,
+        overrides=overrides,
+        variants=chosen,
+        root=root,
+        quiet=quiet,
+        command=shlex.join(["unforced", "compare", *words, *given]),
+    )
+    return 1 if found.failures else 0
 
 
 @app.command
@@ -267,9 +278,9 @@ def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line and give its exit code."""
     try:
-        app(sys.argv[1:] if argv is None else list(argv))
+        code = app(sys.argv[1:] if argv is None else list(argv))
         sys.stdout.flush()
-        return 0
+        return code if isinstance(code, int) else 0
     except (InputError, CycloptsError) as error:
         complain(error)
         return 2

@@ -11,11 +11,11 @@ import textwrap
 import tokenize
 import types
 from dataclasses import is_dataclass
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin
 
 from unforced.catalogue import Entries, named
 from unforced.recipe import builtin, read
-from unforced.schema import Named, default_of, fields_of, nobody, required, to_plain
+from unforced.schema import Named, default_of, fields_of, hints_of, nobody, required, to_plain
 
 
 def entries(kind: str) -> list[dict[str, Any]]:
@@ -57,7 +57,7 @@ def describe(cls: type, named: Named = nobody) -> list[dict[str, Any]]:
     ...     "doc": "``smoothing`` is ε."}
     True
     """
-    hints, notes = get_type_hints(cls), comments(cls)
+    hints, notes = hints_of(cls), comments(cls)
     return [
         {
             "name": field.name,

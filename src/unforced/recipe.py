@@ -18,7 +18,7 @@ import tomli_w
 
 from unforced.catalogue import Entries, name_of, named
 from unforced.errors import InputError
-from unforced.schema import build, convert, join, nearest, pick, show, to_mapping
+from unforced.schema import build, check_keys, convert, join, nearest, pick, show, to_mapping
 from unforced.training.options import Training
 from unforced.trees import Data, difference, merge, normalize, parse_overrides, spell_none
 
@@ -191,7 +191,7 @@ def read_variants(tables: Any) -> list[Variant]:
             raise InputError(f"variants[{i}]: expected a table with a name")
         name = check_name(table["name"], f"variants[{i}].name")
         changes = {key: value for key, value in table.items() if key != "name"}
-        check_keys(changes, BODY, f"variant {name}: ")
+        check_keys(changes, BODY, f"variant {name}")
         variants.append(Variant(name, normalize(changes)))
         if name in {v.name for v in variants[:-1]}:
             raise InputError(f'variants: there are two of the name "{name}"')
@@ -203,12 +203,6 @@ def find_variant(variants: Iterable[Variant], name: str, where: str = "variant")
     if name not in by_name:
         raise InputError(f'{where}: "{name}" is not among the variants; {nearest(name, by_name)}')
     return by_name[name]
-
-
-def check_keys(data: Mapping[str, Any], known: Sequence[str], where: str = "") -> None:
-    for key in data:
-        if key not in known:
-            raise InputError(f"{where}{key}: no such key; {nearest(key, known)}")
 
 
 def check_name(name: Any, where: str) -> str:

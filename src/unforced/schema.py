@@ -15,6 +15,7 @@ import math
 import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
+from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from unforced.errors import InputError
@@ -65,10 +66,8 @@ def build(cls: type[T], mapping: Any, where: str = "", named: Named = nobody) ->
     if not isinstance(mapping, Mapping):
         raise InputError(f"{where}: expected a table, not {show(mapping)}")
     known = {field.name: field for field in fields_of(cls)}
-    hints = get_type_hints(cls)
-    for key in mapping:
-        if key not in known:
-            raise InputError(f"{join(where, key)}: no such key; {nearest(str(key), known)}")
+    hints = hints_of(cls)
+    check_keys(mapping, known, where)
     values = {}
     for name, field in known.items():
         place = join(where, name)
@@ -80,6 +79,14 @@ def build(cls: type[T], mapping: Any, where: str = "", named: Named = nobody) ->
         return cls(**values)
     except InputError as error:
         raise InputError(f"{where}: {error}" if where else str(error)) from None
+
+
+def check_keys(mapping: Mapping[str, Any], known: Iterable[str], where: str = "") -> None:
+    """Refuse a key that isn't known."""
+    words = list(known)
+    for key in mapping:
+        if key not in words:
+            raise InputError(f"{join(where, key)}: no such key; {nearest(str(key), words)}")
 
 
 def convert(hint: Any, value: Any, where: str, named: Named = nobody) -> Any:
@@ -166,10 +173,13 @@ def pick(
             return value
         raise InputError(f"{where}: expected a table with a {key}, not {show(value)}")
     if key not in value:
+        for typo in difflib.get_close_matches(key, map(str, value), n=1):
+            raise InputError(f'{join(where, typo)}: no such key; did you mean "{key}"?')
         raise InputError(f"{join(where, key)}: a value is missing; {nearest('', classes)}")
     name = value[key]
     if not isinstance(name, str) or name not in classes:
         raise InputError(f"{join(where, key)}: {show(name)} is unknown; {nearest(str(name), classes)}")
+    check_keys(value, [key, *(field.name for field in fields_of(classes[name]))], where)
     return build(classes[name], {k: v for k, v in value.items() if k != key}, where, named)
 
 
@@ -183,7 +193,7 @@ def to_mapping(instance: Any, named: Named = nobody) -> dict[str, Any]:
     >>> to_mapping(Options())
     {'sizes': [1, 2]}
     """
-    hints = get_type_hints(type(instance))
+    hints = hints_of(type(instance))
     return {
         f.name: to_plain(getattr(instance, f.name), hints[f.name], named) for f in fields_of(type(instance))
     }
@@ -211,6 +221,12 @@ def to_plain(value: Any, hint: Any, named: Named = nobody) -> Any:
 def fields_of(cls: type) -> tuple[Field[Any], ...]:
     """The fields that the constructor takes."""
     return tuple(field for field in fields(cls) if field.init)
+
+
+@cache
+def hints_of(cls: type) -> dict[str, Any]:
+    """The types of a class's fields, by name."""
+    return get_type_hints(cls)
 
 
 def required(field: Field[Any]) -> bool:

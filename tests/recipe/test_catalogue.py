@@ -1,0 +1,73 @@
+"""Every line of the catalogue: it imports, it is a frozen dataclass, and plain data make it and come out of it."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError, is_dataclass
+from typing import Any
+
+import pytest
+
+from unforced.catalogue import CATALOGUE, Entries, name_of, named, resolve
+from unforced.describe import describe, entries
+from unforced.errors import InputError
+from unforced.schema import build, fields_of, required, to_mapping
+
+LINES = [(kind, name) for kind, names in CATALOGUE.items() for name in names]
+OFFERS = {
+    "objectives": ("__call__",),
+    "models": ("build",),
+    "tasks": ("read", "fit", "codec", "metrics"),
+    "decoders": ("__call__",),
+    "schedules": ("__call__",),
+}
+NEEDED: dict[str, dict[str, Any]] = {"tagging": {"dataset": "german_ler"}}  # one of several fields is needed
+
+
+def example(kind: str, name: str) -> Any:
+    """An instance with its defaults, and a path where one is required."""
+    cls = resolve(kind, name)
+    values = {field.name: "x" for field in fields_of(cls) if required(field)}
+    return build(cls, {**values, **NEEDED.get(name, {})}, name, named)
+
+
+@pytest.mark.parametrize(("kind", "name"), LINES, ids=lambda word: word)
+def test_each_line(kind: str, name: str) -> None:
+    cls = resolve(kind, name)
+    assert is_dataclass(cls)
+    assert cls.__dataclass_params__.frozen  # type: ignore[attr-defined]
+    for method in OFFERS[kind]:
+        assert callable(getattr(cls, method)), f"{name} has no {method}"
+    assert not {"name", "method"} & {field.name for field in fields_of(cls)}, "these keys pick the class"
+    assert name_of(kind, cls) == name
+    for field in describe(cls, named):
+        assert field["type"]
+    instance = example(kind, name)
+    assert build(cls, to_mapping(instance, named), name, named) == instance
+    if fields_of(cls):
+        with pytest.raises(FrozenInstanceError):
+            setattr(instance, fields_of(cls)[0].name, 1)
+
+
+@pytest.mark.parametrize("kind", CATALOGUE)
+def test_entries_say_what_they_are(kind: str) -> None:
+    found = entries(kind)
+    assert [entry["name"] for entry in found] == list(CATALOGUE[kind]) == list(Entries(kind))
+    assert all(entry["summary"] for entry in found)
+
+
+@pytest.mark.parametrize(("kind", "name"), LINES, ids=lambda word: word)
+def test_misspelt_names_and_fields(kind: str, name: str) -> None:
+    with pytest.raises(InputError, match=f'did you mean "{name}"'):
+        resolve(kind, name + "x")
+    for field in fields_of(resolve(kind, name)):
+        with pytest.raises(
+            InputError, match=rf'^{name}\.{field.name}x: no such key; did you mean "{field.name}"'
+        ):
+            build(resolve(kind, name), {field.name + "x": 1}, name, named)
+
+
+def test_unknown_names() -> None:
+    with pytest.raises(InputError, match='"zzz" is not among the models; there are: lstm, '):
+        resolve("models", "zzz")
+    with pytest.raises(InputError):
+        resolve("models", "os:system")
