@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
 from unforced.errors import InputError
+from unforced.training.files import read_json
 
 FORMAT = 1
 
-State = Literal["waiting", "running", "finished", "failed"]
+State = Literal["waiting", "unfinished", "finished", "failed"]
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,15 @@ class Measure:
     name: str
     higher_is_better: bool
     signature: str
+
+
+@dataclass(frozen=True)
+class LengthBin:
+    """Test examples whose first answer has ``low`` to ``high`` units, both included."""
+
+    low: int
+    high: int
+    examples: int
 
 
 @dataclass(frozen=True)
@@ -45,6 +55,9 @@ class Cell:
     difference_low: float | None = None
     difference_high: float | None = None
     p_value: float | None = None
+    by_length: tuple[
+        float | None, ...
+    ] = ()  # mean over seeds of the score in each bin of ``Comparison.lengths``
 
 
 @dataclass(frozen=True)
@@ -74,14 +87,17 @@ class Comparison:
     description: str
     command: str
     baseline: str
-    examples: int | None  # of the test split
+    split: str  # what the table is about; "dev" only in a report on runs that have no test scores
+    examples: int | None  # of that split
     level: float  # of the intervals
     bootstrap_samples: int
     permutations: int
     measures: tuple[Measure, ...]
     rows: tuple[Row, ...]
     runs: tuple[RunState, ...]
-    notes: tuple[str, ...] = field(default=())
+    lengths: tuple[LengthBin, ...] = ()
+    length_unit: str = ""  # "words" or "characters"
+    notes: tuple[str, ...] = ()
 
     @property
     def failures(self) -> tuple[RunState, ...]:
@@ -108,14 +124,7 @@ class Comparison:
 
 def read_comparison(path: Path) -> Comparison:
     """The comparison that a ``comparison.json`` holds; raises ``InputError`` where the file is not one."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{path}: not UTF-8") from None
-    except json.JSONDecodeError as error:
-        raise InputError(f"{path}:{error.lineno}: not JSON ({error.msg})") from None
+    data = read_json(path)
     if not isinstance(data, dict) or data.pop("format", None) != FORMAT:
         raise InputError(f"{path}: not a comparison of format {FORMAT}; run `unforced compare` again")
     try:
@@ -126,6 +135,7 @@ def read_comparison(path: Path) -> Comparison:
                 "measures": tuple(_record(Measure, m) for m in data["measures"]),
                 "rows": tuple(_row(row) for row in data["rows"]),
                 "runs": tuple(_record(RunState, run) for run in data["runs"]),
+                "lengths": tuple(_record(LengthBin, b) for b in data["lengths"]),
                 "notes": tuple(data["notes"]),
             },
         )
@@ -134,9 +144,11 @@ def read_comparison(path: Path) -> Comparison:
 
 
 def _row(data: Mapping[str, Any]) -> Row:
-    return _record(
-        Row, {**data, "cells": {name: _record(Cell, cell) for name, cell in data["cells"].items()}}
-    )
+    return _record(Row, {**data, "cells": {name: _cell(cell) for name, cell in data["cells"].items()}})
+
+
+def _cell(data: Mapping[str, Any]) -> Cell:
+    return _record(Cell, {**data, "by_length": tuple(data["by_length"])})
 
 
 def _record(cls: Any, data: Mapping[str, Any]) -> Any:

@@ -75,7 +75,7 @@ def interval(
         _draw_seeds(_scores(score, systems, weights), rng)
         for weights in _weights(len(systems[0]), _width(systems), samples, rng)
     ]
-    return Interval(*_percentiles(np.concatenate(replicates), level))
+    return Interval(*_percentiles(np.concatenate(replicates), level, figure(score, systems)))
 
 
 def paired_bootstrap(
@@ -89,7 +89,7 @@ def paired_bootstrap(
         for weights in _weights(len(first[0]), _width(first), samples, rng)
     ]
     difference = figure(score, first) - figure(score, second)
-    return Difference(difference, *_percentiles(np.concatenate(replicates), level))
+    return Difference(difference, *_percentiles(np.concatenate(replicates), level, difference))
 
 
 def paired_test(
@@ -180,8 +180,16 @@ def _draw_seeds(scores: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return mean + np.sqrt(seeds / (seeds - 1)) * deviation
 
 
-def _percentiles(replicates: np.ndarray, level: float) -> tuple[float, float]:
+def _percentiles(replicates: np.ndarray, level: float, centre: float) -> tuple[float, float]:
+    """The middle ``level`` of the replicates, moved onto ``centre`` where they lie clearly beside it.
+
+    A resample has fewer different examples than the sample, which biases scores such as a Fréchet distance. A bias of
+    less than a quarter of the standard error is left alone (Efron and Tibshirani, 1993, section 10.3).
+    """
     if not 0 < level < 1:
         raise InputError(f"level must lie between 0 and 1, not {level}")
+    bias = float(np.mean(replicates)) - centre
+    if abs(bias) > 0.25 * float(np.std(replicates)) + 1e-12 * abs(centre):
+        replicates = replicates - bias
     low, high = np.quantile(replicates, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)

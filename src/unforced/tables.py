@@ -9,10 +9,8 @@ from typing import Any, Literal, NamedTuple, TextIO
 from unforced.comparison import Cell, Comparison, Measure, Row
 
 DASH = "–"
-SPARE = (
-    6,
-    4,
-)  # columns of a comparison's table that a narrow terminal does without: the change's interval, best dev
+BASELINE = "baseline"
+SPARE = ("interval of change", "best dev")  # columns that a narrow terminal does without
 
 
 class Table(NamedTuple):
@@ -97,17 +95,27 @@ def comparison_notes(comparison: Comparison) -> tuple[str, ...]:
         if len(seeds) > 1
         else "test examples (one seed: other seeds may differ more)"
     )
-    notes = [
-        f"score: test split{count}, {spread} {', '.join(map(str, seeds))}.",
-        f"{comparison.level:.0%} interval: percentile bootstrap of the mean over {both}, "
-        f"{comparison.bootstrap_samples} samples.".replace("%", " %", 1),
-        "best dev: test score of the seed with the best development score (first metric, same decoder).",
-        f"change and p: against {comparison.baseline} with the same decoder; the interval is a paired bootstrap like the "
-        f"one above, p a two-sided approximate randomisation over test examples for these trained models, "
-        f"{comparison.permutations} permutations, not corrected for several comparisons.",
-        f"cost: training seconds per target token as a ratio to {comparison.baseline}, from these runs, made one after another "
-        "and not interleaved: read it as approximate.",
-    ]
+    notes = [f"score: {comparison.split} split{count}, {spread} {', '.join(map(str, seeds))}."]
+    if comparison.bootstrap_samples:
+        level = f"{comparison.level:.0%}".replace("%", " %")
+        notes.append(
+            f"{level} interval: percentile bootstrap of the mean over {both}, {comparison.bootstrap_samples} samples."
+        )
+    if any(cell.best is not None for row in comparison.rows for cell in row.cells.values()):
+        notes.append(
+            f"best dev: {comparison.split} score of the seed with the best development score (first metric, same decoder)."
+        )
+    if comparison.permutations:
+        notes.append(
+            f"change and p: against {comparison.baseline} with the same decoder; its interval is a paired bootstrap over the same "
+            "draws, p a two-sided approximate randomisation over test examples for these trained models, "
+            f"{comparison.permutations} permutations, not corrected for several comparisons."
+        )
+    if any(row.cost is not None for row in comparison.rows):
+        notes.append(
+            f"cost: training seconds per target token as a ratio to {comparison.baseline}, from these runs, made one after "
+            "another and not interleaved: read it as approximate."
+        )
     notes += [f"{measure.name}: {measure.signature}." for measure in comparison.measures]
     if not comparison.complete:
         left = sum(run.state not in ("finished", "failed") for run in comparison.runs)
@@ -144,8 +152,9 @@ def print_comparison(comparison: Comparison, file: TextIO | None = None) -> None
         console = Console(file=file, highlight=False, width=240, color_system=None)
     for table in comparison_tables(comparison):
         columns = list(range(len(table.header)))
-        while _width(table, columns) > console.width and any(i in columns for i in SPARE):
-            columns.remove(next(i for i in SPARE if i in columns))
+        for spare in SPARE:
+            if _width(table, columns) > console.width:
+                columns = [i for i in columns if table.header[i] != spare]
         console.print(Text(f"\n{table.title}"))
         console.print(_rich(table, columns))
     for note in comparison_notes(comparison):
@@ -177,21 +186,16 @@ def _rich(table: Table, columns: list[int]) -> Any:
 def _table(comparison: Comparison, measure: Measure) -> Table:
     chosen = [(row, row.cells[measure.name]) for row in comparison.rows if measure.name in row.cells]
     places = decimals(cell.mean for _, cell in chosen)
-    better = "higher" if measure.higher_is_better else "lower"
     level = f"{comparison.level:.0%}".replace("%", " %")
-    header = (
-        "variant",
-        "decoder",
-        "score",
-        f"{level} interval",
-        "best dev",
-        "change",
-        f"{level} interval",
-        "p",
-        "cost",
+    header = ("variant", "decoder", "score", f"{level} interval", "best dev", "change", "interval of change", "p", "cost")  # fmt: skip
+    rows = [_cells(row, cell, places, comparison.baseline) for row, cell in chosen]
+    kept = [i for i in range(len(header)) if i < 3 or any(row[i] not in (DASH, BASELINE) for row in rows)]
+    return Table(
+        f"{measure.name} ({'higher' if measure.higher_is_better else 'lower'} is better)",
+        tuple(header[i] for i in kept),
+        tuple(tuple(row[i] for i in kept) for row in rows),
+        tuple(i > 1 for i in kept),
     )
-    rows = tuple(_cells(row, cell, places, comparison.baseline) for row, cell in chosen)
-    return Table(f"{measure.name} ({better} is better)", header, rows, (False, False, *[True] * 7))
 
 
 def _cells(row: Row, cell: Cell, places: int, baseline: str) -> tuple[str, ...]:
@@ -201,7 +205,7 @@ def _cells(row: Row, cell: Cell, places: int, baseline: str) -> tuple[str, ...]:
         mean_sd(cell.mean, cell.sd, places),
         bounds(cell.low, cell.high, places),
         number(cell.best, places),
-        "baseline" if row.variant == baseline else number(cell.difference, places, sign=True),
+        BASELINE if row.variant == baseline else number(cell.difference, places, sign=True),
         bounds(cell.difference_low, cell.difference_high, places, sign=True),
         p_text(cell.p_value),
         ratio(row.cost),

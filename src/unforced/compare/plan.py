@@ -1,0 +1,165 @@
+"""Which runs a comparison needs, in which order, and whether what is there fits them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from unforced.errors import InputError
+from unforced.recipe import BODY, Recipe, load
+from unforced.report.runs import flatten
+from unforced.schema import nearest
+from unforced.training.records import RunFolder, differences
+
+WARM = "variant:"  # training.warm_start = "variant:NAME": the run of that variant with the same seed
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One run to make: a recipe of one variant and one seed, where it goes and which run it starts from."""
+
+    label: str
+    seed: int
+    recipe: Recipe
+    folder: Path
+    needs: str | None = None  # the label of the variant that it starts from
+
+
+def plan(recipes: Sequence[Recipe], root: Path) -> list[Planned]:
+    """The runs to make, in an order in which every warm start finds its source: seed by seed, so that all variants
+    have a figure soon."""
+    if not recipes:
+        raise InputError("there is no recipe to compare; name one or more")
+    names = [recipe.name for recipe in recipes]
+    if len(set(names)) < len(names):
+        raise InputError(
+            f"two of the recipes have the name {max(names, key=names.count)}; their runs would share folders"
+        )
+    planned = []
+    for recipe in recipes:
+        if recipe.task is None or recipe.model is None:
+            raise InputError(
+                f"{recipe.name}: a recipe without a {'task' if recipe.task is None else 'model'} can't be run"
+            )
+        prefix = f"{recipe.name}/" if len(recipes) > 1 else ""
+        for variant in order(recipe):
+            for seed in recipe.seeds:
+                single = recipe.single(variant, seed)
+                source = warm_source(single)
+                folder = root / recipe.name / f"{variant}-{seed}"
+                if source is not None:
+                    warm = os.path.abspath(root / recipe.name / f"{source}-{seed}")
+                    single = replace(single, training=replace(single.training, warm_start=warm))
+                planned.append(Planned(prefix + variant, seed, single, folder, source and prefix + source))
+    seeds = list(dict.fromkeys(run.seed for run in planned))
+    return sorted(planned, key=lambda run: seeds.index(run.seed))
+
+
+def order(recipe: Recipe) -> list[str]:
+    """The variants, each behind the one it starts from; otherwise as the recipe has them."""
+    names = [variant.name for variant in recipe.variants]
+    sources = {name: warm_source(recipe.single(name)) for name in names}
+    for name, source in sources.items():
+        if source is not None and source not in names:
+            raise InputError(
+                f'{recipe.name}: variant {name} starts from "{source}", which is not among the variants; {nearest(source, names)}'
+            )
+    placed: list[str] = []
+    while len(placed) < len(names):
+        ready = [
+            name
+            for name in names
+            if name not in placed and (sources[name] is None or sources[name] in placed)
+        ]
+        if not ready:
+            left = " -> ".join(name for name in names if name not in placed)
+            raise InputError(f"{recipe.name}: variants start from each other in a circle: {left}")
+        placed.append(ready[0])
+    return placed
+
+
+def warm_source(recipe: Recipe) -> str | None:
+    """The variant that a run starts from, if it starts from one."""
+    start = recipe.training.warm_start
+    return start.removeprefix(WARM) if start is not None and start.startswith(WARM) else None
+
+
+def check_folders(planned: Sequence[Planned]) -> None:
+    """Refuse run folders that another recipe made, before anything is trained."""
+    for run in planned:
+        if not RunFolder(run.folder).exists():
+            continue
+        found = load(run.folder)
+        shared = set(found.decoding) & set(run.recipe.decoding)
+        changes = differences(_settings(found, run, shared), _settings(run.recipe, run, shared))
+        changes += _other_options(run, set(run.recipe.decoding) - shared)
+        if found.seeds != run.recipe.seeds:
+            changes.insert(0, f"seed is {found.seeds[0]} in the run and {run.seed} now")
+        if changes:
+            raise InputError(
+                f"{run.folder}: was made with a different recipe: {'; '.join(changes)}; choose another root, or remove the run"
+            )
+
+
+def check_references(planned: Sequence[Planned]) -> None:
+    """Refuse variants whose tasks have other metrics or other test references than the first run's."""
+    tasks: list[Any] = []
+    for run in planned:
+        if run.recipe.task in tasks:
+            continue
+        tasks.append(run.recipe.task)
+        first, other = tasks[0], tasks[-1]
+        if [metric.name for metric in first.metrics()] != [metric.name for metric in other.metrics()]:
+            raise InputError(
+                f"{run.label} and {planned[0].label} are judged by different metrics, so they can't be compared"
+            )
+        if first is not other and not _equal(_answers(first), _answers(other)):
+            raise InputError(
+                f"{run.label} and {planned[0].label} have different test references, so they can't be compared; compare them "
+                "apart, or let them differ in other settings of the task"
+            )
+
+
+def _settings(recipe: Recipe, run: Planned, decoders: set[str]) -> dict[str, Any]:
+    """The flat settings that make a run what it is, with these decoders only: others need no training."""
+    from unforced.training.identity import FREE
+
+    flat = flatten({key: value for key, value in recipe.to_data().items() if key in BODY})
+    kept = {
+        key: value
+        for key, value in flat.items()
+        if key.removeprefix("training.") not in FREE
+        and (not key.startswith("decoding.") or key.split(".")[1] in decoders)
+    }
+    if run.needs is not None and kept.get("training.warm_start"):
+        kept["training.warm_start"] = Path(kept["training.warm_start"]).name
+    return kept
+
+
+def _other_options(run: Planned, decoders: set[str]) -> list[str]:
+    """How decoders that joined after training differ from what the run was decoded with."""
+    changes = []
+    for scores in RunFolder(run.folder).scores():
+        name = scores.get("decoder")
+        if name in decoders and scores.get("split") == "test":
+            now = json.loads(json.dumps(asdict(run.recipe.decoding[name])))
+            then = {key: value for key, value in scores.get("options", {}).items() if key in now}
+            changes += [f"decoding.{name}.{change}" for change in differences(then, now) if then]
+    return changes
+
+
+def _answers(task: Any) -> list[Any]:
+    return [example.answers for example in task.read("test")]
+
+
+def _equal(a: Any, b: Any) -> bool:
+    """Whether nested sequences of texts, numbers and arrays are the same."""
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        return len(a) == len(b) and all(map(_equal, a, b))
+    return bool(np.array_equal(a, b))

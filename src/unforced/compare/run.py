@@ -1,0 +1,184 @@
+"""Train the variants of recipes with every seed, evaluate each with every decoder, and say which is better."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from unforced.compare.judge import judge
+from unforced.compare.plan import Planned, check_folders, check_references, plan
+from unforced.comparison import Comparison, RunState, State
+from unforced.errors import InputError
+from unforced.recipe import Recipe, load
+from unforced.report.page import write_report
+from unforced.report.runs import Run, read_run
+from unforced.report.summary import summarize
+from unforced.tables import print_comparison
+from unforced.tasks.protocol import Split
+from unforced.training.display import Display
+from unforced.training.files import replace_bytes
+from unforced.training.records import RunFolder
+
+Train = Callable[..., Any]  # (recipe, run=folder, resume=…, quiet=…), as unforced.api.train
+Score = Callable[
+    [Planned, Sequence[tuple[Split, str]], bool], Any
+]  # (run, pairs of split and decoder, quiet)
+
+SPLITS: tuple[Split, ...] = ("dev", "test")
+
+
+def compare(
+    recipes: Sequence[Recipe],
+    root: Path,
+    *,
+    quiet: bool = False,
+    table: bool = True,
+    command: str = "",
+    train: Train | None = None,
+    score: Score | None = None,
+    samples: int = 1000,
+    permutations: int = 10000,
+) -> Comparison:
+    """Run every variant of the recipes with every seed, and compare them with the first recipe's baseline.
+
+    Runs go to ``<root>/<recipe>/<variant>-<seed>``. Finished ones are kept, interrupted ones continued, and those that
+    another recipe made are an ``InputError``. The comparison and the report are written after every run, to
+    ``<root>/<recipe>/`` (names joined by + where there are several recipes). A run that fails is noted and leaves the
+    others alone: see ``Comparison.failures``.
+
+    Progress goes to standard error unless ``quiet``, the table to standard output if ``table``. ``command`` is what the
+    report says to repeat the comparison; ``train`` and ``score`` stand in for the real ones in tests.
+    """
+    train, score = train or train_run, score or score_run
+    planned = plan(recipes, Path(root))
+    check_folders(planned)
+    check_references(planned)
+    display = Display(quiet)
+    record = Record(recipes, planned, Path(root), command)
+    for number, run in enumerate(planned, start=1):
+        display.say(f"[{number}/{len(planned)}] {run.label}, seed {run.seed}: {run.folder}")
+        try:
+            if run.needs is not None and record.state(run.needs, run.seed) == "failed":
+                raise InputError(f"it starts from {run.needs}, which failed")
+            record.mark(run, "unfinished")
+            news = make(run, train, score, display)
+            record.mark(run, "finished")
+        except Exception as error:
+            record.mark(run, "failed", " ".join(str(error).split()) or type(error).__name__)
+            display.say(f"{run.label}, seed {run.seed} failed: {error}")
+            if not isinstance(error, InputError):
+                display.console.print_exception()
+            news = True
+        if news:
+            record.write(record.summary())
+    if all(state.state == "failed" for state in record.states):
+        raise InputError(f"all runs failed; the first one: {record.states[0].reason}")
+    metrics = planned[0].recipe.task.metrics()
+    result = judge(record.summary(), record.runs(), metrics, samples=samples, permutations=permutations)
+    page = record.write(result)
+    if table:
+        print_comparison(result)
+    display.say(f"report: {page}")
+    return result
+
+
+def make(run: Planned, train: Train, score: Score, display: Display) -> bool:
+    """Bring a run to its end: train or continue it, and decode what has no scores yet. False: all was there."""
+    folder = RunFolder(run.folder)
+    done = folder.finished() is not None
+    if not done:
+        recipe = run.recipe
+        if folder.exists() and run.needs is not None:  # as the run spells it, wherever the folder was then
+            start = load(run.folder).training.warm_start
+            recipe = replace(recipe, training=replace(recipe.training, warm_start=start))
+        resume = run.folder.is_dir() and any(run.folder.iterdir())
+        train(recipe, run=run.folder, resume=resume, quiet=display.quiet)
+    wanted = [(split, decoder) for split in SPLITS for decoder in run.recipe.decoding]
+    missing = [pair for pair in wanted if not (run.folder / "scores" / f"{pair[0]}-{pair[1]}.json").is_file()]
+    if missing:
+        score(run, missing, display.quiet)
+    if done:
+        display.say("  was trained before" + (f" and decoded now: {len(missing)} times" if missing else ""))
+    return bool(missing) or not done
+
+
+def train_run(recipe: Recipe, *, run: Path, resume: bool, quiet: bool) -> None:
+    from unforced import api
+
+    api.train(recipe, run=run, resume=resume, quiet=quiet)
+
+
+def score_run(run: Planned, missing: Sequence[tuple[Split, str]], quiet: bool) -> None:
+    """Decode splits with the recipe's decoders, with one loading of the model."""
+    from unforced import api
+    from unforced.training.evaluate import evaluate, write_evaluation
+
+    model, fitted = api.load(run.folder)
+    for split in dict.fromkeys(split for split, _ in missing):
+        examples = fitted.task.read(split)
+        for decoder in [name for each, name in missing if each == split]:
+            method = run.recipe.decoding[decoder]
+            found = evaluate(model, fitted, examples, method, seed=run.seed, quiet=quiet)
+            write_evaluation(RunFolder(run.folder), split, decoder, method, found, examples, fitted.codec)
+
+
+class Record:
+    """What is known of a comparison so far, and the files that tell of it."""
+
+    def __init__(
+        self, recipes: Sequence[Recipe], planned: Sequence[Planned], root: Path, command: str
+    ) -> None:
+        names = [recipe.name for recipe in recipes]
+        self.name = "+".join(names)
+        self.folder = root / self.name
+        self.description = "; ".join(recipe.description for recipe in recipes if recipe.description)
+        self.baseline = f"{names[0]}/{recipes[0].baseline}" if len(recipes) > 1 else recipes[0].baseline
+        self.command = command or shlex.join(["unforced", "compare", *names, "--root", str(root)])
+        self.recipes = {
+            "recipe.toml" if len(recipes) == 1 else f"{recipe.name}.toml": recipe.to_toml()
+            for recipe in recipes
+        }
+        self.planned = planned
+        self.states = [
+            RunState(run.label, run.seed, Path(os.path.relpath(run.folder, self.folder)).as_posix())
+            for run in planned
+        ]
+
+    def mark(self, run: Planned, state: State, reason: str = "") -> None:
+        i = self.planned.index(run)
+        self.states[i] = replace(self.states[i], state=state, reason=reason)
+
+    def state(self, label: str, seed: int) -> State:
+        return next(state.state for state in self.states if (state.variant, state.seed) == (label, seed))
+
+    def runs(self) -> list[Run]:
+        """The runs that have ended well, in the order of the recipes' variants and seeds."""
+        return [
+            read_run(run.folder, run.label)
+            for run, state in zip(self.planned, self.states)
+            if state.state == "finished"
+        ]
+
+    def summary(self) -> Comparison:
+        return summarize(
+            self.runs(),
+            name=self.name,
+            description=self.description,
+            command=self.command,
+            baseline=self.baseline,
+            states=self.states,
+        )
+
+    def write(self, comparison: Comparison) -> Path:
+        """Write comparison.json, the recipes with all their variants, and the report; returns the report's path."""
+        for name, text in self.recipes.items():
+            replace_bytes(self.folder / name, text.encode())
+        replace_bytes(self.folder / "comparison.json", comparison.to_json().encode())
+        page = self.folder / "report.html"
+        if any(RunFolder(run.folder).exists() for run in self.planned):
+            write_report([self.folder], page)
+        return page

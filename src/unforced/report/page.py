@@ -1,0 +1,178 @@
+"""The page itself: gathers tables, curves and examples, and fills the template."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from unforced.comparison import Comparison
+from unforced.report.curves import COLOURS, Curve, plot
+from unforced.report.examples import galleries
+from unforced.report.runs import Run, read_runs, settings
+from unforced.report.summary import summarize
+from unforced.tables import comparison_notes, comparison_tables, decimals, number
+from unforced.training.files import replace_bytes
+
+AXES = ("kind", "step", "epoch")  # keys of an event that are no measurement
+
+
+def write_report(runs: Sequence[Path], output: Path) -> Path:
+    """Write one HTML file about these run folders (or about the folder of a comparison); returns its path.
+
+    The page loads nothing: styles, figures and pictures are inside. The same folders give the same bytes.
+    Raises ``InputError`` where a folder is no run or a file in it is broken.
+    """
+    replace_bytes(Path(output), render([Path(run) for run in runs]).encode("utf-8"))
+    return Path(output)
+
+
+def render(paths: Sequence[Path]) -> str:
+    """The text of the page."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
+
+    runs, comparison = read_runs(paths)
+    if comparison is None:
+        comparison = _from_scores(runs)
+    variants = list(dict.fromkeys(run.label for run in runs))
+    measure = comparison.measures[0] if comparison.measures else None
+    environment = Environment(
+        loader=PackageLoader("unforced", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("report.html.jinja").render(
+        comparison=comparison,
+        tables=comparison_tables(comparison),
+        notes=comparison_notes(comparison),
+        variants=variants,
+        colours={variant: i % COLOURS for i, variant in enumerate(variants)},
+        what_differs=what_differs(runs, variants),
+        curves=[Markup(svg) for svg in learning_curves(runs, variants)],
+        by_length=[(title, Markup(svg)) for title, svg in length_curves(comparison, variants)],
+        galleries=galleries(runs, variants, comparison.split, measure),
+        progress=[_progress(run, comparison) for run in runs],
+        recipes={run.label: run.recipe_text for run in reversed(runs)},
+        versions=_versions(runs),
+        data=_data(runs),
+    )
+
+
+def learning_curves(runs: Sequence[Run], variants: Sequence[str]) -> list[str]:
+    """Training loss and development score against updates, as SVG."""
+    figures = []
+    comparable = all("nll" in event for run in runs for event in run.train)
+    key, label = (
+        ("nll", "training NLL per token") if comparable else ("loss", "training loss (of each method)")
+    )
+    training = [_curve(run, run.train, key) for run in runs]
+    if any(curve.steps for curve in training):
+        figures.append(plot(training, variants, x="updates", y=label, name="loss"))
+    metric = next((run.best["metric"] for run in runs if run.best), None)
+    if metric is None:
+        metric = next((k for run in runs for event in run.dev for k in event if k not in AXES), None)
+    dev = [_curve(run, run.dev, str(metric)) for run in runs]
+    if any(curve.steps for curve in dev):
+        figures.append(plot(dev, variants, x="updates", y=f"development {metric}", name="dev"))
+    return figures
+
+
+def length_curves(comparison: Comparison, variants: Sequence[str]) -> list[tuple[str, str]]:
+    """The first metric by length of the reference, a figure for each decoder."""
+    if not comparison.lengths or not comparison.measures:
+        return []
+    measure = comparison.measures[0].name
+    middles = [(each.low + each.high) / 2 for each in comparison.lengths]
+    figures = []
+    for i, decoder in enumerate(dict.fromkeys(row.decoder for row in comparison.rows)):
+        curves = []
+        for row in comparison.rows:
+            if row.decoder == decoder and measure in row.cells:
+                points = [(x, y) for x, y in zip(middles, row.cells[measure].by_length) if y is not None]
+                curves.append(Curve(row.variant, [x for x, _ in points], [y for _, y in points]))
+        label = f"reference length ({comparison.length_unit})"
+        figures.append((decoder, plot(curves, variants, x=label, y=measure, name=f"length{i}")))
+    return figures
+
+
+def what_differs(runs: Sequence[Run], variants: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """The settings that are not the same in all variants, with the value that each has."""
+    flat = [next(settings(run) for run in runs if run.label == variant) for variant in variants]
+    keys = dict.fromkeys(key for table in flat for key in table)
+    texts = [(key, [_spell(table[key]) if key in table else "" for table in flat]) for key in keys]
+    return [(key, values) for key, values in texts if len(set(values)) > 1]
+
+
+def _from_scores(runs: Sequence[Run]) -> Comparison:
+    names = list(dict.fromkeys(run.name for run in runs))
+    described = {str(run.recipe.get("description", "")) for run in runs}
+    command = "unforced report " + " ".join(shlex.quote(str(run.folder.path)) for run in runs)
+    return summarize(
+        runs,
+        name=", ".join(names),
+        description=described.pop() if len(described) == 1 else "",
+        command=command,
+    )
+
+
+def _curve(run: Run, events: Sequence[dict[str, Any]], key: str) -> Curve:
+    points = [(event["step"], event[key]) for event in events if isinstance(event.get(key), int | float)]
+    return Curve(run.label, [step for step, _ in points], [float(value) for _, value in points])
+
+
+def _progress(run: Run, comparison: Comparison) -> list[str]:
+    """The line of a run in the list of runs."""
+    state = next(
+        (s.state for s in comparison.runs if (s.variant, s.seed) == (run.label, run.seed)),
+        "finished" if run.finished else "unfinished",
+    )
+    end = run.finished or {}
+    best = (
+        f"{run.best['metric']} {number(run.best['score'], decimals([run.best['score']]))}"
+        if run.best
+        else "–"
+    )
+    speed = end["tokens"] / end["seconds"] if end.get("seconds") else None
+    return [
+        run.label,
+        str(run.seed),
+        state,
+        str(end.get("steps", run.train[-1]["step"] if run.train else 0)),
+        number(end["seconds"] / 60, 1) if end else "–",
+        number(speed, 0),
+        best,
+        f"{run.info['parameters']:,}" if isinstance(run.info.get("parameters"), int) else "–",
+    ]
+
+
+def _versions(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    """Versions of the software, all that occurred."""
+    found: dict[str, dict[str, None]] = {}
+    for run in runs:
+        versions = run.info.get("versions")
+        for name, version in (versions if isinstance(versions, dict) else {}).items():
+            found.setdefault(str(name), {})[str(version)] = None
+        for name in ("threads", "world"):
+            if name in run.info:
+                found.setdefault(name, {})[str(run.info[name])] = None
+    return [(name, ", ".join(values)) for name, values in found.items()]
+
+
+def _data(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    """How many examples each split had and why others were left out, as the first run counted them."""
+    counts: dict[str, Any] = next(
+        (run.info["examples"] for run in runs if isinstance(run.info.get("examples"), dict)), {}
+    )
+    return [(str(split), _spell(count)) for split, count in counts.items()]
+
+
+def _spell(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_spell(item)}" for key, item in value.items()) or "none"
+    if isinstance(value, list):
+        return "[" + ", ".join(_spell(item) for item in value) + "]"
+    return str(value).lower() if isinstance(value, bool) else str(value)

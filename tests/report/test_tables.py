@@ -1,0 +1,153 @@
+"""The comparison's record, and its tables for the terminal and for Markdown."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from unforced.comparison import Cell, Comparison, LengthBin, Measure, Row, RunState, read_comparison
+from unforced.errors import InputError
+from unforced.tables import comparison_markdown, comparison_notes, comparison_tables, print_comparison
+
+
+def cell(mean: float, change: float | None) -> Cell:
+    known = {} if change is None else {"difference": change, "difference_low": change - 0.5, "difference_high": change + 0.5, "p_value": 0.0004}  # fmt: skip
+    return Cell(
+        {"1": mean, "2": mean}, mean, 0.25, 1, mean, mean - 0.5, mean + 0.5, **known, by_length=(1.0, None)
+    )
+
+
+@pytest.fixture
+def comparison() -> Comparison:
+    rows = tuple(
+        Row(variant, "greedy", cost, {"error": cell(mean, change)})
+        for variant, mean, change, cost in [("base", 27.0, None, 1.0), ("a|b<i>", 26.0, -1.0, 1.234)]
+    )
+    runs = tuple(RunState(row.variant, seed, f"{row.variant}-{seed}", "finished") for row in rows for seed in (1, 2))  # fmt: skip
+    return Comparison(
+        name="toy",
+        description="A toy",
+        command="unforced compare toy",
+        baseline="base",
+        split="test",
+        examples=500,
+        level=0.95,
+        bootstrap_samples=1000,
+        permutations=10000,
+        measures=(Measure("error", False, "wrong / all"),),
+        rows=rows,
+        runs=runs,
+        lengths=(LengthBin(1, 3, 40), LengthBin(4, 9, 41)),
+        length_unit="words",
+    )
+
+
+def test_the_record_survives_the_file(comparison: Comparison, tmp_path: Path) -> None:
+    path = tmp_path / "comparison.json"
+    path.write_text(comparison.to_json())
+    assert read_comparison(path) == comparison
+
+
+def test_numbers_that_are_none_are_null(comparison: Comparison, tmp_path: Path) -> None:
+    row = replace(
+        comparison.rows[0], cells={"error": replace(comparison.rows[0].cells["error"], low=float("nan"))}
+    )
+    path = tmp_path / "comparison.json"
+    path.write_text(replace(comparison, rows=(row,)).to_json())
+    assert json.loads(path.read_text())["rows"][0]["cells"]["error"]["low"] is None
+    assert read_comparison(path).rows[0].cells["error"].low is None
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{", "comparison.json:1: is not JSON"),
+        ("[]", "not a comparison"),
+        ('{"format": 99}', "not a comparison of format 1"),
+        ('{"format": 1}', "not a whole comparison"),
+        ('{"format": 1, "measures": [], "rows": [], "runs": [], "notes": [], "lengths": [], "colour": 3}', "unknown key colour"),
+    ],
+)  # fmt: skip
+def test_broken_files_are_refused(text: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "comparison.json"
+    path.write_text(text)
+    with pytest.raises(InputError, match=says):
+        read_comparison(path)
+
+
+def test_the_table_has_all_figures(comparison: Comparison) -> None:
+    (table,) = comparison_tables(comparison)
+    assert table.title == "error (lower is better)"
+    assert table.rows == (
+        ("base", "greedy", "27.00 ± 0.25", "[26.50, 27.50]", "27.00", "baseline", "–", "–", "1.00×"),
+        ("a|b<i>", "greedy", "26.00 ± 0.25", "[25.50, 26.50]", "26.00", "−1.00", "[−1.50, −0.50]", "< 0.001", "1.23×"),
+    )  # fmt: skip
+
+
+def test_the_notes_say_what_was_done(comparison: Comparison) -> None:
+    notes = " ".join(comparison_notes(comparison))
+    for words in (
+        "500 examples",
+        "seeds 1, 2",
+        "1000 samples",
+        "10000 permutations",
+        "not interleaved",
+        "wrong / all",
+    ):
+        assert words in notes
+
+
+def test_failures_and_runs_to_come_are_named(comparison: Comparison) -> None:
+    first, second, *rest = comparison.runs
+    runs = (
+        replace(first, state="failed", reason="the loss is not a number"),
+        replace(second, state="waiting"),
+        *rest,
+    )
+    broken = replace(comparison, runs=runs)
+    notes = " ".join(comparison_notes(broken))
+    assert "failed: base, seed 1: the loss is not a number" in notes
+    assert "unfinished: 1 of 4 runs" in notes
+    assert broken.failures == (runs[0],)
+    assert not broken.complete
+
+
+def test_figures_that_nobody_has_get_no_column(comparison: Comparison) -> None:
+    rows = tuple(replace(row, cost=None, cells={"error": Cell({"1": 1.0}, 1.0)}) for row in comparison.rows)
+    (table,) = comparison_tables(replace(comparison, rows=rows))
+    assert table.header == ("variant", "decoder", "score")
+
+
+def test_markdown_is_a_table_that_keeps_its_columns(comparison: Comparison) -> None:
+    text = comparison_markdown(comparison)
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert len({line.replace("\\|", "").count("|") for line in rows}) == 1
+    assert "a\\|b&lt;i>" in text
+    assert text.endswith("\n")
+
+
+def test_print_is_plain_where_there_is_no_terminal(comparison: Comparison) -> None:
+    out = io.StringIO()
+    print_comparison(comparison, out)
+    text = out.getvalue()
+    assert "\x1b" not in text
+    assert "a|b<i>" in text
+    assert "[−1.50, −0.50]" in text
+    assert any("27.00 ± 0.25" in line and "baseline" in line for line in text.splitlines())
+
+
+def test_a_narrow_terminal_drops_spare_columns(
+    comparison: Comparison, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    out = io.StringIO()
+    print_comparison(comparison, out)
+    lines = [line for line in out.getvalue().splitlines() if "a|b<i>" in line]
+    assert len(lines) == 1
+    assert "< 0.001" in lines[0]
+    assert "[−1.50, −0.50]" not in lines[0]
