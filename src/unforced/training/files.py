@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -138,7 +138,8 @@ class LineLog:
             return os.fstat(self._file.fileno()).st_size
 
     def close(self) -> None:
-        self._file.close()
+        with suppress(OSError):  # append and sync have told of any fault
+            self._file.close()
 
     def __enter__(self) -> LineLog:
         return self

@@ -156,10 +156,11 @@ class RunFolder:
         replace_json(self.path / "run.json", info)
 
     def write_best(self, best: Mapping[str, Any] | None) -> None:
-        if best is not None:
-            replace_json(self.path / "best.json", best)
-        else:
+        """Say which checkpoint is the best; None where there is none."""
+        if best is None:
             (self.path / "best.json").unlink(missing_ok=True)
+        elif best != self.best():
+            replace_json(self.path / "best.json", best)
 
     def write_finished(self, finished: Mapping[str, Any]) -> None:
         replace_json(self.path / "finished.json", finished)

@@ -1,0 +1,173 @@
+"""Checkpoints: hashed folders of safetensors and JSON, published whole or not at all. No pickle anywhere.
+
+Writing: all files go into a folder beside, each synced to the disk, the manifest of their hashes last; renaming the
+folder publishes it, and only then are older checkpoints removed. Reading: a file is used only if its hash is right.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from unforced.errors import InputError
+from unforced.training.files import PART, read_json, sync_folder, writable, write_bytes
+from unforced.training.records import STEP, RunFolder
+
+
+class Checkpoint(NamedTuple):
+    """All that training needs to go on: tensors by name, and what is plain JSON."""
+
+    model: dict[str, Tensor]
+    optimizer: dict[str, Tensor]
+    random: dict[str, Tensor]
+    state: dict[str, Any]
+
+
+def step_name(step: int) -> str:
+    """The name of a step's checkpoint.
+
+    >>> step_name(120)
+    'step-00000120'
+    """
+    return f"{STEP}{step:08d}"
+
+
+def publish(folder: Path, name: str, checkpoint: Checkpoint) -> Path:
+    """Write a checkpoint as ``folder/name``; on any fault nothing is left of it and older ones are untouched."""
+    target, part, old = folder / name, folder / f"{PART}{name}", folder / f"{PART}old-{name}"
+    files = {
+        f"{field}.safetensors": safetensors.torch.save(_plain(getattr(checkpoint, field)))
+        for field in ("model", "optimizer", "random")
+        if getattr(checkpoint, field)
+    }
+    files["state.json"] = json.dumps(checkpoint.state, indent=1).encode()
+    hashes = {file: hashlib.sha256(data).hexdigest() for file, data in files.items()}
+    files["manifest.json"] = json.dumps({"format": 1, "sha256": hashes}, indent=1).encode()
+    try:
+        with writable(target):
+            folder.mkdir(parents=True, exist_ok=True)
+            part.mkdir()
+            for file, data in files.items():
+                write_bytes(part / file, data)
+            sync_folder(part)
+            if target.exists():
+                os.rename(target, old)
+            os.rename(part, target)
+            sync_folder(folder)
+    except BaseException:
+        if old.exists() and not target.exists():
+            os.rename(old, target)
+        raise
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+    return target
+
+
+def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies that share no memory, as the format asks."""
+    contiguous = torch.contiguous_format
+    return {name: tensor.detach().cpu().clone(memory_format=contiguous) for name, tensor in tensors.items()}
+
+
+def read(path: Path) -> Checkpoint:
+    """The checkpoint in a folder, each file checked against the manifest; raises ``InputError`` naming what is wrong."""
+    hashes = _manifest(path)
+    tensors = {
+        field: safetensors.torch.load(_verified(path, f"{field}.safetensors", hashes))
+        if f"{field}.safetensors" in hashes
+        else {}
+        for field in ("model", "optimizer", "random")
+    }
+    return Checkpoint(**tensors, state=json.loads(_verified(path, "state.json", hashes)))
+
+
+def read_model(path: Path) -> dict[str, Tensor]:
+    """The weights alone."""
+    return safetensors.torch.load(_verified(path, "model.safetensors", _manifest(path)))
+
+
+def verify(path: Path) -> None:
+    """Check every file of a checkpoint against the manifest."""
+    hashes = _manifest(path)
+    for file in hashes:
+        _verified(path, file, hashes)
+
+
+def _manifest(path: Path) -> dict[str, str]:
+    manifest = read_json(path / "manifest.json")
+    hashes = manifest.get("sha256") if isinstance(manifest, dict) else None
+    if not isinstance(hashes, dict) or not {"model.safetensors", "state.json"} <= hashes.keys():
+        raise InputError(f"{path / 'manifest.json'}: is damaged")
+    return hashes
+
+
+def _verified(path: Path, file: str, hashes: Mapping[str, str]) -> bytes:
+    try:
+        data = (path / file).read_bytes()
+    except OSError as error:
+        raise InputError(f"{path / file}: can't be read: {error.strerror or error}") from error
+    if hashlib.sha256(data).hexdigest() != hashes.get(file):
+        raise InputError(f"{path / file}: is damaged (its hash is not the manifest's)")
+    return data
+
+
+def newest(run: RunFolder) -> Path | None:
+    """The newest checkpoint that is whole, or None where none was ever published.
+
+    Damaged ones are named in a warning and set aside (``damaged-…``), so that they count for nothing any more.
+    """
+    published = run.checkpoints()
+    for path in reversed(published):
+        try:
+            verify(path)
+        except InputError as error:
+            warnings.warn(f"{error}; an older checkpoint is used", stacklevel=2)
+            continue
+        for damaged in published[published.index(path) + 1 :]:
+            with writable(damaged):
+                aside = damaged.with_name(damaged.name.replace(STEP, "damaged-"))
+                shutil.rmtree(aside, ignore_errors=True)
+                os.rename(damaged, aside)
+        return path
+    if published:
+        raise InputError(
+            f"{run.path}: all {len(published)} checkpoints are damaged, there is nothing to resume"
+        )
+    return None
+
+
+def rotate(run: RunFolder, keep: int) -> None:
+    """Remove all but the newest ``keep`` checkpoints and those that these name as the best."""
+    published = run.checkpoints()
+    wanted = {path.name for path in published[-keep:]}
+    for path in published[-keep:]:
+        best = read_json(path / "state.json").get("best")
+        wanted.add(best["checkpoint"] if best else "")
+    for path in published:
+        if path.name not in wanted:
+            with writable(path):
+                gone = path.with_name(f"{PART}{path.name}")
+                os.rename(path, gone)  # at once no checkpoint any more, whatever happens to its files
+                shutil.rmtree(gone)
+
+
+def average(paths: list[Path]) -> dict[str, Tensor]:
+    """The mean of the weights of several checkpoints; what is not floating-point is taken from the last."""
+    parts = [read_model(path) for path in paths]
+    return {
+        name: torch.stack([part[name].double() for part in parts]).mean(dim=0).to(tensor.dtype)
+        if tensor.is_floating_point()
+        else tensor
+        for name, tensor in parts[-1].items()
+    }

@@ -1,0 +1,199 @@
+"""Decode a split and judge the outputs by the task's metrics."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, is_dataclass
+from numbers import Integral
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+from torch import nn
+
+from unforced.errors import InputError
+from unforced.tasks.protocol import Codec, FittedTask
+from unforced.training.batching import source_length
+from unforced.training.display import Display
+from unforced.training.randomness import generator
+from unforced.training.records import RunFolder
+from unforced.types import Batch, Example, Hypotheses
+
+
+class Decoder(Protocol):
+    """How outputs are found: a frozen dataclass of the catalogue."""
+
+    def __call__(self, model: Any, batch: Batch, *, rng: torch.Generator | None = None) -> Hypotheses: ...
+
+
+class Evaluation(NamedTuple):
+    """Outputs in the order of the examples, and what each metric makes of them."""
+
+    outputs: list[Any]  # raw, as the codec decodes them
+    log_probs: list[float]
+    statistics: dict[str, np.ndarray]  # metric -> [N,D]
+    scores: dict[str, float]
+    signatures: dict[str, str]
+    higher_is_better: dict[str, bool]
+    seconds: float  # of decoding
+
+
+class Decoded(NamedTuple):
+    """The best output of one example."""
+
+    number: int
+    ids: list[int]
+    log_prob: float
+
+
+@torch.no_grad()
+def decode_examples(
+    model: nn.Module,
+    fitted: FittedTask,
+    examples: Sequence[Example],
+    decoder: Decoder,
+    *,
+    seed: int = 0,
+    batch_rows: int = 128,
+    share: tuple[int, int] = (0, 1),
+    after_batch: Callable[[int], None] | None = None,
+) -> list[Decoded]:
+    """The best output of each example, in their order; ``share = (r, n)`` does every n-th batch only.
+
+    Examples of similar length are decoded together, the longest first. Targets are hidden from the decoder, and each
+    batch has a generator of its own, so that neither sharing nor interrupting changes what is drawn.
+    """
+    codec = fitted.codec
+    encoded = [codec.encode(example._replace(target=None)) for example in examples]
+    order = sorted(range(len(encoded)), key=lambda number: -source_length(encoded[number].source))
+    device = next(model.parameters()).device
+    training = model.training
+    model.eval()
+    found: list[Decoded] = []
+    try:
+        for first in range(0, len(order), batch_rows):
+            numbers = order[first : first + batch_rows]
+            if first // batch_rows % share[1] == share[0]:
+                batch = codec.collate([encoded[number] for number in numbers], numbers).to(device)
+                best = decoder(model, batch, rng=generator(device, seed, first))
+                found += map(Decoded, numbers, best.ids(codec.symbols), best.log_probs[:, 0].tolist())
+            if after_batch is not None:
+                after_batch(len(numbers))
+    finally:
+        model.train(training)
+    return sorted(found)
+
+
+def evaluate(
+    model: nn.Module,
+    fitted: FittedTask,
+    examples: Sequence[Example],
+    decoder: Decoder,
+    *,
+    seed: int = 0,
+    batch_rows: int = 128,
+    quiet: bool = False,
+    accelerator: Accelerator | None = None,
+    after_batch: Callable[[int], None] | None = None,
+) -> Evaluation:
+    """Decode the examples and compute every metric of the task.
+
+    With an ``accelerator`` of several processes each decodes its share, and all return the whole.
+    """
+    if not examples:
+        raise InputError("there are no examples to evaluate on")
+    share = (0, 1) if accelerator is None else (accelerator.process_index, accelerator.num_processes)
+    began = time.perf_counter()
+    with Display(quiet or after_batch is not None) as display:
+        bar, done = display.bar("decoding", total=len(examples)), 0
+
+        def tick(rows: int) -> None:
+            nonlocal done
+            done += rows
+            bar.move(done)
+
+        found = decode_examples(
+            model,
+            fitted,
+            examples,
+            decoder,
+            seed=seed,
+            batch_rows=batch_rows,
+            share=share,
+            after_batch=after_batch or tick,
+        )
+    if share[1] > 1:
+        found = sorted(gather_object(found))
+    seconds = time.perf_counter() - began
+    outputs = [fitted.codec.decode(each.ids) for each in found]
+    metrics = fitted.task.metrics()
+    answers = [example.answers for example in examples]
+    statistics = {metric.name: metric.statistics(outputs, answers) for metric in metrics}
+    return Evaluation(
+        outputs=outputs,
+        log_probs=[each.log_prob for each in found],
+        statistics=statistics,
+        scores={metric.name: float(metric.score(statistics[metric.name].sum(axis=0))) for metric in metrics},
+        signatures={metric.name: metric.signature() for metric in metrics},
+        higher_is_better={metric.name: metric.higher_is_better for metric in metrics},
+        seconds=seconds,
+    )
+
+
+def write_evaluation(
+    run: RunFolder,
+    split: str,
+    decoder_name: str,
+    decoder: Decoder,
+    evaluation: Evaluation,
+    examples: Sequence[Example],
+    codec: Codec,
+) -> None:
+    """Put predictions and scores into a run folder, as docs/design.md lays down."""
+    predictions = [
+        {
+            "id": number,
+            "source": source_text(example.source),
+            "answers": [codec.show(answer) for answer in example.answers],
+            "output": codec.show(output),
+            "log_prob": log_prob,
+        }
+        for number, (example, output, log_prob) in enumerate(
+            zip(examples, evaluation.outputs, evaluation.log_probs, strict=True)
+        )
+    ]
+    scores = {
+        "split": split,
+        "decoder": decoder_name,
+        "options": {"name": type(decoder).__name__, **asdict(decoder)} if is_dataclass(decoder) else {},
+        "seconds": evaluation.seconds,
+        "examples": len(examples),
+        "metrics": {
+            name: {
+                "score": evaluation.scores[name],
+                "higher_is_better": evaluation.higher_is_better[name],
+                "signature": evaluation.signatures[name],
+                "statistics": evaluation.statistics[name].tolist(),
+            }
+            for name in evaluation.scores
+        },
+    }
+    run.write_evaluation(split, decoder_name, predictions, scores)
+
+
+def source_text(source: Any) -> str | int | None:
+    """A raw source for people to read: text as it is, tokens with spaces between, classes; images have none.
+
+    >>> source_text(("a", "b")), source_text("ab"), source_text(3)
+    ('a b', 'ab', 3)
+    """
+    if source is None or isinstance(source, str):
+        return source
+    if isinstance(source, Integral):
+        return int(source)
+    if np.ndim(source) == 1:
+        return " ".join(map(str, source))
+    return None

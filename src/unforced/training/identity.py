@@ -1,0 +1,118 @@
+"""What a run is: the facts a resumed run must share with the first, and what run.json tells of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from torch import nn
+
+from unforced.tasks.protocol import Codec
+from unforced.training.options import Training
+from unforced.training.weights import model_tensors
+from unforced.types import Encoded, Example
+
+FREE = {"keep", "save_every", "tensorboard"}  # options that a resumed run may change
+
+
+def digest(data: Any) -> str:
+    """A short hash of JSON data."""
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def data_digest(encoded: Sequence[Encoded]) -> str:
+    """A short hash of encoded examples in their order.
+
+    >>> data_digest([Encoded([4], [5, 2])]) == data_digest([Encoded([4, 5], [2])])
+    False
+    """
+    total = hashlib.blake2b(digest_size=8)
+    for example in encoded:
+        for part in (example.source, example.target):
+            array = np.asarray(-1 if part is None else part)
+            total.update(f"{array.dtype.kind}{array.shape}".encode())
+            total.update(array.astype("<f4" if array.dtype.kind == "f" else "<i8").tobytes())
+    return total.hexdigest()
+
+
+def facts(
+    *,
+    model: nn.Module,
+    objective: Any,
+    codec: Codec,
+    encoded: Sequence[Encoded],
+    options: Training,
+    seed: int,
+    world: int,
+) -> dict[str, Any]:
+    """What must be the same when a run is resumed, as a flat table."""
+    shapes = {name: [str(tensor.dtype), *tensor.shape] for name, tensor in model_tensors(model).items()}
+    return {
+        "seed": seed,
+        "world": world,
+        "objective": repr(objective) if is_dataclass(objective) else type(objective).__qualname__,
+        "model": f"{type(model).__name__} {digest(shapes)}",
+        "vocabulary": digest(codec.to_json()),
+        "sizes": str(tuple(codec.sizes)),
+        "training data": f"{len(encoded)} examples {data_digest(encoded)}",
+        **{
+            f"training.{field.name}": _plain(getattr(options, field.name))
+            for field in fields(options)
+            if field.name not in FREE
+        },
+    }
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def describe(
+    *,
+    about: Mapping[str, Any],
+    facts: Mapping[str, Any],
+    model: nn.Module,
+    splits: Mapping[str, Sequence[Example]],
+    accelerator: Accelerator,
+) -> dict[str, Any]:
+    """The content of run.json; ``about`` adds to it (name, variant, counts of other splits …)."""
+    counts = {}
+    for split, examples in splits.items():
+        dropped = getattr(examples, "dropped", {})
+        counts[split] = {
+            "read": len(examples) + sum(dropped.values()),
+            "kept": len(examples),
+            "dropped": dropped,
+        }
+    return {
+        **about,
+        "seed": facts["seed"],
+        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "versions": {"python": platform.python_version(), **_versions()},
+        "device": str(accelerator.device),
+        "threads": torch.get_num_threads(),
+        "world": accelerator.num_processes,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "examples": {**counts, **about.get("examples", {})},
+        "fingerprint": digest(dict(facts)),
+        "facts": dict(facts),
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in ("unforced", "torch", "accelerate", "safetensors", "numpy"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "unknown"
+    return found

@@ -1,0 +1,346 @@
+"""A run in progress: updates, log lines, validation by decoding, early stopping, checkpoints."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from accelerate import Accelerator
+
+from unforced.errors import InputError
+from unforced.training import checkpoints
+from unforced.training.batching import epoch_batches, planned_updates
+from unforced.training.checkpoints import Checkpoint, step_name
+from unforced.training.display import Display
+from unforced.training.distributed import on_main
+from unforced.training.evaluate import evaluate
+from unforced.training.job import Job, State
+from unforced.training.logs import Logs
+from unforced.training.randomness import random_state, restore_random_state, seed_everything
+from unforced.training.rates import learning_rate
+from unforced.training.records import RunFolder
+from unforced.training.signals import Interrupted, Signals, catch_signals
+from unforced.training.update import Measured, Updater
+from unforced.training.weights import fill_model, fill_optimizer, model_tensors, optimizer_tensors
+from unforced.types import Encoded, Example, Progress
+
+
+class Trainer:
+    """``start`` or ``restore`` first, then ``run``."""
+
+    def __init__(
+        self,
+        job: Job,
+        run: RunFolder,
+        accelerator: Accelerator,
+        encoded: Sequence[Encoded],
+        lengths: np.ndarray,
+        display: Display,
+    ) -> None:
+        self.job, self.folder, self.accelerator, self.display = job, run, accelerator, display
+        self.options, self.lengths = job.options, lengths
+        self.dev = spread(job.dev, job.options.dev_examples)
+        self.state = State()
+        self.saved = 0  # step of the last checkpoint
+        self.signals = Signals()
+        self.unread: list[
+            tuple[int, int, list[int], Measured]
+        ] = []  # step, epoch, rows, numbers on the device
+        self.logs: Logs | None = None  # in the main process alone
+        self.rng = seed_everything(accelerator.device, job.seed, accelerator.process_index)
+        collate = job.fitted.codec.collate
+        self.updater = Updater(
+            job.model,
+            job.objective,
+            job.options,
+            accelerator,
+            lambda rows: collate([encoded[row] for row in rows], rows),
+            lengths,
+            self.rng,
+        )
+        cap = {"batch_tokens": job.options.batch_tokens, "max_rows": job.options.max_rows, "seed": job.seed}
+        self.total = planned_updates(lengths, epochs=job.options.epochs, steps=job.options.steps, **cap)  # type: ignore[arg-type]
+        self._cap: dict[str, Any] = cap
+        self._batches: tuple[int, list[list[int]]] = (-1, [])
+
+    # ---- beginning and end ----
+
+    def start(self) -> None:
+        """Begin at step 0, with empty logs."""
+        self._open_logs({})
+
+    def restore(self, path: Path) -> None:
+        """Go on from a checkpoint."""
+        checkpoint = checkpoints.read(path)
+        state = dict(checkpoint.state)
+        sizes = state.pop("logs")
+        self.state = State(**state)
+        self.saved = self.state.step
+        fill_model(self.job.model, checkpoint.model, str(path))
+        fill_optimizer(self.updater.optimizer, self.job.model, checkpoint.optimizer)
+        rank = self.accelerator.process_index
+        restore_random_state(self.rng, {name: rows[rank] for name, rows in checkpoint.random.items()})
+        self._open_logs(sizes)
+        if self.accelerator.is_main_process:
+            self.folder.write_best(self.state.best)
+        self.display.say(f"resuming from {path.name}")
+
+    def _open_logs(self, sizes: Mapping[str, int]) -> None:
+        if self.accelerator.is_main_process:
+            self.logs = Logs(self.folder.path, self.options, sizes, self.state.step)
+
+    def close(self) -> None:
+        if self.logs is not None:
+            self.logs.close()
+
+    def run(self) -> None:
+        """Train to the end and write finished.json; a signal ends in a checkpoint and ``SystemExit``."""
+        self.bar = self.display.bar("training", total=self.total, done=self.state.step)
+        self.job.model.train()
+        with catch_signals() as self.signals:
+            try:
+                reason = self._loop()
+                if self.options.average > 1:
+                    self.try_average()
+            except Interrupted:
+                if self.saved != self.state.step:
+                    self.save()
+                self.display.say(f"interrupted at {step_name(self.state.step)}, which is saved")
+                raise SystemExit(self.signals.exit_code) from None
+        finished = {
+            "steps": self.state.step,
+            "epochs": self.epochs(),
+            "seconds": self.state.seconds,
+            "tokens": self.state.tokens,
+            "reason": reason,
+        }
+        on_main(self.accelerator, lambda: self.folder.write_finished(finished))
+
+    def _loop(self) -> str:
+        state, options = self.state, self.options
+        while True:
+            if self._validation_due() and state.validated != state.step:
+                self.validate()
+                self.save()
+            elif self._save_due() and self.saved != state.step:
+                self.save()
+            if options.patience is not None and state.stale >= options.patience:
+                return "patience"
+            if state.step >= self.total:
+                return "steps" if state.step == options.steps else "epochs"
+            self.update()
+
+    def _validation_due(self) -> bool:
+        every = self.options.validate_every
+        whole = self.state.offset == 0 if every is None else self.state.step % every == 0
+        return whole or self.state.step == self.total
+
+    def _save_due(self) -> bool:
+        return self.options.save_every is not None and self.state.step % self.options.save_every == 0
+
+    # ---- updates ----
+
+    def update(self) -> None:
+        """One update; then a log line if a window of them is complete, and ``Interrupted`` if a signal came."""
+        state, options = self.state, self.options
+        with self._timed():
+            batches = self.batches()
+            rows = batches[state.offset]
+            rate = learning_rate(options, state.step + 1, self.total)
+            progress = Progress(state.step, self.epochs(), self.total)
+            measured = self.updater(rows, progress, rate, stop=self.signals.received is not None)
+            self.unread.append((state.step + 1, state.epoch, rows, measured))
+            state.step += 1
+            state.tokens += int(self.lengths[rows, 1].sum())
+            state.offset += 1
+            if state.offset == len(batches):
+                state.epoch, state.offset = state.epoch + 1, 0
+            log = state.step % options.log_every == 0 or state.step == self.total
+            stop = self.read_numbers() if log or self._reading_due() else False
+        if log:
+            self._log_window(rate)
+        if stop:
+            raise Interrupted
+
+    def batches(self) -> list[list[int]]:
+        """The batches of the current epoch."""
+        if self._batches[0] != self.state.epoch:
+            batches = epoch_batches(self.lengths, **self._cap, epoch=self.state.epoch)
+            self._batches = (self.state.epoch, batches)
+        return self._batches[1]
+
+    def epochs(self) -> float:
+        """Epochs made, fractions included."""
+        if self.state.offset == 0:
+            return float(self.state.epoch)
+        return self.state.epoch + self.state.offset / len(self.batches())
+
+    def _reading_due(self) -> bool:
+        """Whether to read numbers off the device: it has to wait for that, which costs nothing on the CPU alone.
+
+        All processes of a run must answer alike, so a signal that came to one of them does not count.
+        """
+        alone = self.accelerator.num_processes == 1
+        return (
+            self.accelerator.device.type == "cpu"
+            or self._validation_due()
+            or self._save_due()
+            or (alone and self.signals.received is not None)
+        )
+
+    def read_numbers(self) -> bool:
+        """Add what updates measured to the window; stops at a loss that is no number. True says a signal came."""
+        stop = False
+        for step, epoch, rows, measured in self.unread:
+            sums, norm = measured.tables()
+            stop |= sums.pop("stop")[0] > 0
+            loss = sums["loss"][0] / max(sums["loss"][1], 1.0)
+            if not (math.isfinite(loss) and math.isfinite(norm)):
+                what = f"gradient's norm is {norm}" if math.isfinite(loss) else f"loss is {loss}"
+                raise InputError(
+                    f"{self.folder.path}: the {what} at step {step}, epoch {epoch}, examples {some(rows)};"
+                    " training stops, and nothing of this step or later is kept"
+                )
+            for name, (total, count) in {**sums, "grad_norm": (norm, 1.0)}.items():
+                old = self.state.window.get(name, [0.0, 0.0])
+                self.state.window[name] = [old[0] + total, old[1] + count]
+            if self.logs is not None:
+                self.logs.sample(step, epoch, rows)
+            if self.display.live:
+                self.bar.move(step, f"loss {loss:.4f} · {self._speed()}")
+        self.unread.clear()
+        return stop
+
+    def _log_window(self, rate: float) -> None:
+        state = self.state
+        means = {name: total / max(count, 1.0) for name, (total, count) in state.window.items()}
+        state.window = {}
+        event = {
+            "kind": "train",
+            "step": state.step,
+            "epoch": self.epochs(),
+            "loss": means.pop("loss"),
+            **means,
+        }
+        event |= {"learning_rate": rate, "tokens": state.tokens, "seconds": state.seconds}
+        if self.logs is not None:
+            self.logs.event(event)
+        self.display.log(f"step {state.step} of {self.total}: loss {event['loss']:.4f}, {self._speed()}")
+
+    def _speed(self) -> str:
+        return f"{self.state.tokens / max(self.state.seconds, 1e-9):,.0f} tokens/s"
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self.state.seconds += time.perf_counter() - began
+
+    # ---- validation and checkpoints ----
+
+    def validate(self) -> None:
+        """Decode the development set; the best score so far makes this step the best."""
+        better = self._judge(step_name(self.state.step), {})
+        self.state.validated = self.state.step
+        self.state.stale = 0 if better else self.state.stale + 1
+
+    def _judge(self, name: str, remarks: dict[str, Any]) -> bool:
+        """Whether the present weights, to be saved as ``name``, beat the best so far by the task's first metric."""
+        bar, done = self.display.bar("validating", total=len(self.dev)), 0
+
+        def tick(rows: int) -> None:
+            nonlocal done
+            done += rows
+            bar.move(done)
+            if self.signals.received is not None and self.accelerator.num_processes == 1:
+                raise Interrupted
+
+        job, state = self.job, self.state
+        found = evaluate(
+            job.model,
+            job.fitted,
+            self.dev,
+            job.decoder,
+            seed=job.seed,
+            accelerator=self.accelerator,
+            after_batch=tick,
+        )
+        bar.close()
+        scores = on_main(self.accelerator, lambda: found.scores)
+        metric, score = next(iter(scores.items()))
+        event = {"kind": "dev", "step": state.step, "epoch": self.epochs(), **remarks, **scores}
+        if self.logs is not None:
+            self.logs.event({**event, "seconds": found.seconds})
+        sign = 1 if found.higher_is_better[metric] else -1
+        better = math.isfinite(score) and (state.best is None or sign * score > sign * state.best["score"])
+        if better:
+            state.best = {"checkpoint": name, "metric": metric, "score": score, "step": state.step}
+        shown = ", ".join(f"{key} {value:.4g}" for key, value in scores.items())
+        self.display.say(f"step {state.step}, development: {shown}{' (best so far)' if better else ''}")
+        return better
+
+    def save(self) -> None:
+        """Publish a checkpoint of this step, say which is the best, then remove old ones."""
+        random = {
+            name: self.accelerator.gather(state.unsqueeze(0).to(self.accelerator.device))
+            for name, state in random_state(self.rng).items()
+        }
+
+        def write() -> None:
+            assert self.logs is not None
+            state = {**asdict(self.state), "logs": self.logs.sync()}
+            optimizer = optimizer_tensors(self.updater.optimizer, self.job.model)
+            checkpoint = Checkpoint(model_tensors(self.job.model), optimizer, random, state)
+            checkpoints.publish(self.folder.path / "checkpoints", step_name(self.state.step), checkpoint)
+            self.folder.write_best(self.state.best)
+            checkpoints.rotate(self.folder, max(self.options.keep, self.options.average))
+
+        on_main(self.accelerator, write)
+        self.saved = self.state.step
+
+    def try_average(self) -> None:
+        """Judge the mean of the last checkpoints; where it is the best, publish it as a checkpoint of weights alone."""
+        paths = self.folder.checkpoints()[-self.options.average :]
+        name = f"average-{self.state.step:08d}"
+        fill_model(self.job.model, checkpoints.average(paths), name)
+        if not self._judge(name, {"average": len(paths)}):
+            return
+
+        def write() -> None:
+            checkpoint = Checkpoint(
+                model_tensors(self.job.model),
+                {},
+                {},
+                {"step": self.state.step, "of": [path.name for path in paths]},
+            )
+            checkpoints.publish(self.folder.path / "checkpoints", name, checkpoint)
+            self.folder.write_best(self.state.best)
+
+        on_main(self.accelerator, write)
+
+
+def spread(examples: Sequence[Example], number: int | None) -> Sequence[Example]:
+    """``number`` examples at even distances, or all.
+
+    >>> spread("abcdefgh", 4)
+    ['a', 'c', 'e', 'g']
+    """
+    if number is None or number >= len(examples):
+        return examples
+    return [examples[i * len(examples) // number] for i in range(number)]
+
+
+def some(rows: Sequence[int], most: int = 50) -> str:
+    """Row numbers for a message.
+
+    >>> some([3, 1, 2], most=2)
+    '3, 1 and 1 more'
+    """
+    more = f" and {len(rows) - most} more" if len(rows) > most else ""
+    return ", ".join(map(str, rows[:most])) + more

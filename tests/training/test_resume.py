@@ -1,0 +1,135 @@
+"""Runs that are killed, interrupted or damaged go on as if nothing had happened, bit for bit."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from toy_training import Noisy, Run, Slow, content, join
+
+from unforced.training.files import PART
+from unforced.training.records import RunFolder
+
+OPTIONS: dict[str, Any] = {
+    "epochs": 4,
+    "batch_tokens": 120,
+    "save_every": 1,
+    "validate_every": 7,
+    "log_every": 3,
+    "log_samples": True,
+    "learning_rate": 0.01,
+    "schedule": "cosine",
+    "warmup": 3,
+}
+SETTINGS = {"objective": Noisy()}
+
+
+def wait_for(condition: Any, child: Any) -> None:
+    """Look without pause until ``condition`` holds or the child has ended."""
+    while child.exitcode is None and not condition():
+        pass
+
+
+def kill(run: Run, rng: random.Random, *, inside: bool) -> str:
+    """Start the run, let it get a step further and kill it at a random moment, or while it writes a checkpoint."""
+    steps = lambda: sorted(run.folder.glob("checkpoints/step-*"))  # noqa: E731
+    parts = lambda: sorted(run.folder.glob(f"checkpoints/{PART}step-*"))  # noqa: E731
+    before = steps()
+    (child,) = run.start()
+    wait_for(lambda: steps() not in ([], before), child)
+    time.sleep(rng.uniform(0.0, 0.05))
+    if inside:
+        wait_for(parts, child)
+    child.kill()
+    child.join()
+    return "late" if child.exitcode != -signal.SIGKILL else "inside" if parts() else "between"
+
+
+def killed_and_whole(folder: Path, *, accumulate: int, epochs: int, kills: int, seed: int) -> list[str]:
+    """Compare a run that was killed with one that was not; returns when the kills came."""
+    options = {**OPTIONS, "accumulate": accumulate, "epochs": epochs}
+    whole = Run(folder / "whole", options, SETTINGS)
+    broken = Run(folder / f"broken-{seed}", options, SETTINGS)
+    if not whole.folder.exists():
+        assert whole.finish() == [0]
+    rng = random.Random(seed)
+    moments = [kill(broken, rng, inside=number % 2 == 1) for number in range(kills)]
+    assert broken.finish() == [0]
+    assert content(broken.folder) == content(whole.folder)
+    ids = [
+        row for update in RunFolder(broken.folder).samples() if update["epoch"] == 1 for row in update["ids"]
+    ]
+    assert sorted(ids) == list(range(60))  # none repeated, none dropped
+    return moments
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_kill_9_changes_nothing(folder: Path, accumulate: int) -> None:
+    assert "inside" in killed_and_whole(folder, accumulate=accumulate, epochs=4, kills=4, seed=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_many_kills_change_nothing(folder: Path, accumulate: int) -> None:
+    moments = []
+    for seed in (2, 3, 4):
+        moments += killed_and_whole(folder, accumulate=accumulate, epochs=9, kills=8, seed=seed)
+    assert moments.count("inside") > 5
+    assert moments.count("between") > 2
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_signals_save_and_exit(folder: Path, number: int, code: int) -> None:
+    options = {**OPTIONS, "save_every": None, "validate_every": None, "epochs": 30}
+    whole, stopped = Run(folder / "whole", options, SETTINGS), Run(folder / "stopped", options, SETTINGS)
+    (child,) = stopped.start()
+    wait_for(lambda: (stopped.folder / "best.json").exists(), child)
+    time.sleep(0.05)
+    os.kill(child.pid, number)
+    assert join([child]) == [code]
+    run = RunFolder(stopped.folder)
+    assert run.finished() is None
+    saved = run.checkpoints()[-1].name
+    assert run.samples()[-1]["step"] == int(saved.split("-")[1])  # the very last update was saved
+    assert stopped.finish() == [0]
+    assert whole.finish() == [0]
+    assert content(stopped.folder) == content(whole.folder)
+
+
+def test_a_signal_during_validation_is_heard_and_the_validation_made_up_for(folder: Path) -> None:
+    options = {**OPTIONS, "save_every": None, "epochs": 1}
+    whole = Run(folder / "whole", options, SETTINGS)
+    stopped = Run(folder / "stopped", options, {**SETTINGS, "decoder": Slow(str(folder / "validating"))})
+    (child,) = stopped.start()
+    wait_for(lambda: (folder / "validating").exists(), child)
+    os.kill(child.pid, signal.SIGTERM)
+    assert join([child]) == [143]
+    run = RunFolder(stopped.folder)
+    assert [path.name for path in run.checkpoints()] == ["step-00000007"]
+    assert run.events("dev") == []
+    assert stopped.finish() == [0]
+    assert whole.finish() == [0]
+    assert [event["step"] for event in run.events("dev")][:1] == [7]
+    assert content(stopped.folder) == content(whole.folder)
+
+
+def test_a_damaged_newest_checkpoint_is_made_again(folder: Path) -> None:
+    whole, damaged = Run(folder / "whole", OPTIONS, SETTINGS), Run(folder / "damaged", OPTIONS, SETTINGS)
+    assert whole.finish() == [0]
+    (child,) = damaged.start()
+    wait_for(lambda: len(RunFolder(damaged.folder).events("dev")) == 2, child)
+    child.kill()
+    child.join()
+    newest = RunFolder(damaged.folder).checkpoints()[-1]
+    file = newest / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-3] ^= 16
+    file.write_bytes(data)
+    assert damaged.finish() == [0]
+    assert (newest.parent / newest.name.replace("step", "damaged")).is_dir()
+    assert content(damaged.folder) == content(whole.folder)
