@@ -1,0 +1,203 @@
+"""The command line without training: what it prints, what it refuses, and what it doesn't import."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from unforced import cli
+from unforced.catalogue import CATALOGUE
+from unforced.cli import main
+from unforced.errors import InputError
+from unforced.recipe import builtin, load
+
+
+def unforced(
+    *words: str, code: str = "from unforced.cli import main; import sys; sys.exit(main())", **options
+):
+    """Run the command line in a process of its own."""
+    return subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, **options)
+
+
+@pytest.mark.parametrize(
+    "words", [["--help"], [], ["train", "--help"], ["--version"], ["list", "recipes"], ["data"]]
+)
+def test_light_commands_import_neither_torch_nor_numpy(words: list[str]) -> None:
+    code = (
+        "import sys; from unforced.cli import main; code = main()\n"
+        "print(sorted({'torch', 'numpy'} & set(sys.modules)), file=sys.stderr); sys.exit(code)"
+    )
+    done = unforced(*words, code=code)
+    assert done.returncode == 0
+    assert done.stdout
+    assert done.stderr.splitlines()[-1] == "[]"
+
+
+def test_python_m_and_version() -> None:
+    done = subprocess.run([sys.executable, "-m", "unforced", "--version"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.strip()) == (0, version("unforced"))
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    out = capsys.readouterr().out
+    for command in ("train", "evaluate", "decode", "compare", "report", "list", "show", "data"):
+        assert command in out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["lisst"], 'Did you mean "list"?'),
+        (["--verison"], "--verison"),
+        (["list"], "KIND"),
+        (["list", "objectivs"], 'Did you mean "objectives"?'),
+        (["list", "objectives", "--jsn"], "Did you mean --json?"),
+        (["train"], "RECIPE"),
+        (["train", "g2p", "--seed", "x"], "--seed"),
+        (["train", "g2p", "--sede", "1"], "--sede"),
+        (["train", "g2pp"], 'there is no recipe "g2pp"; did you mean "g2p"?'),
+        (["train", "absent.toml"], "absent.toml: No such file or directory"),
+        (["train", "g2p", "epochs"], '"epochs" is not of the form key=value'),
+        (["train", "g2p", "training.epohcs=1"], 'training.epohcs: no such key; did you mean "epochs"?'),
+        (["train", "g2p", "--variant", "crossentropy"], 'did you mean "cross_entropy"?'),
+        (["show", "g2p", "objective=lable_smoothing"], 'did you mean "label_smoothing"?'),
+        (["compare"], "compare needs the name or the file of a recipe"),
+        (["compare", "training.epochs=1"], "compare needs the name or the file of a recipe"),
+        (["compare", "g2p", "--variants", "cros_entropy"], 'did you mean "cross_entropy"?'),
+        (["compare", "g2p", "--seeds", "1,x"], 'seeds: expected a list (each a whole number), not "[1,x]"'),
+        (["report"], "report needs at least one run folder"),
+        (["report", "absent"], "absent"),
+        (["evaluate", "absent"], "absent: is not a run folder"),
+        (["evaluate", "absent", "--split", "tset"], 'Did you mean "test"?'),
+        (["decode", "absent"], "absent: is not a run folder"),
+        (["decode", "absent", "--nbest", "0"], "nbest must be at least 1"),
+        (["decode", "absent", "--batch", "0"], "batch must be at least 1"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_2(
+    words: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    out, err = capsys.readouterr()
+    assert message in err
+    assert err.startswith("unforced: ")
+    assert err.count("\n") == 1
+    assert out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_list_recipes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "recipes"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("\t")[0] for line in lines] == list(builtin())
+    assert all(line.split("\t")[1] for line in lines)
+
+
+@pytest.mark.parametrize("kind", CATALOGUE)
+def test_list_as_json(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", kind, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [entry["name"] for entry in found] == list(CATALOGUE[kind])
+    for entry in found:
+        for field in entry["fields"]:
+            assert set(field) == {"name", "type", "required", "default", "choices", "doc"}
+
+
+def test_show_is_a_recipe(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["show", "g2p", "training.epochs=2", "--variant", "label_smoothing"]) == 0
+    text = capsys.readouterr().out
+    assert tomllib.loads(text)["objective"]["name"] == "label_smoothing"
+    (tmp_path / "again.toml").write_text(text)
+    assert load(tmp_path / "again.toml") == load("g2p", ["training.epochs=2"], ["label_smoothing"])
+
+
+def test_data(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNFORCED_DATA", str(tmp_path))
+    (tmp_path / "mnist").mkdir()
+    (tmp_path / "mnist" / "mnist.npz").touch()
+    assert main(["data"]) == 0
+    rows = dict(line.split("\t")[:2] for line in capsys.readouterr().out.splitlines())
+    assert rows["mnist"] == "found"
+    assert rows["multi30k_deen"] == "missing"
+    monkeypatch.delenv("UNFORCED_DATA")
+    assert main(["data"]) == 0
+    assert "Set UNFORCED_DATA" in capsys.readouterr().err
+
+
+def test_tables_on_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    cli.table(("name", "what"), [("a", "[bold]b[/bold]")])
+    out = capsys.readouterr().out
+    assert "name" in out
+    assert "[bold]b[/bold]" in out  # what comes from data is never markup
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (InputError("two\nlines"), 2, "unforced: two lines\n"),
+        (KeyboardInterrupt(), 130, ""),
+        (OSError(28, "No space left on device", "runs/x"), 1, "No space left on device"),
+    ],
+)
+def test_exit_codes(
+    error: BaseException,
+    code: int,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail(words: list[str]) -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "app", fail)
+    assert main([]) == code
+    assert said in capsys.readouterr().err
+
+
+def test_faults_of_the_program_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(words: list[str]) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(cli, "app", fail)
+    with pytest.raises(ZeroDivisionError):
+        main([])
+
+
+def test_a_reader_that_has_seen_enough() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as closed:
+        done = subprocess.run(
+            [sys.executable, "-m", "unforced", "list", "recipes"],
+            stdout=closed,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert done.stderr == ""
+    assert done.returncode == 141
+
+
+def test_ctrl_c_leaves_no_traceback() -> None:
+    code = (
+        "import os, signal, sys; from unforced import cli\n"
+        "cli.app = lambda words: os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.exit(cli.main())"
+    )
+    done = unforced(code=code)
+    assert done.returncode == 128 + signal.SIGINT
+    assert done.stderr == ""
