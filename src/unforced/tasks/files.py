@@ -38,6 +38,13 @@ def count(dropped: Dropped | None, reason: str) -> None:
         dropped[reason] = dropped.get(reason, 0) + 1
 
 
+def named(path: str, field: str) -> Path:
+    """The path a user gave for a task's field; built-in recipes for users' own data leave it empty to be filled in."""
+    if not path:
+        raise InputError(f"task.{field} names no file yet: give your own, as in task.{field}=PATH.")
+    return Path(path).expanduser()
+
+
 def read_lines(path: str | Path) -> Iterator[tuple[int, str]]:
     """The lines of a UTF-8 text file with their numbers, counted from one, without their line ends.
 

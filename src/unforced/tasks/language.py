@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from unforced.errors import InputError
 from unforced.metrics.protocol import Metric
-from unforced.tasks.files import BLANK, count, read_lines
+from unforced.tasks.files import BLANK, count, named, read_lines
 from unforced.tasks.protocol import Split
 from unforced.tasks.segment import TextCoder, Tokens
 from unforced.tasks.splits import limited
@@ -72,7 +71,7 @@ class Language:
 
     def _texts(self, path: str, dropped: dict[str, int]) -> Iterator[str]:
         """The lines or blocks of a file that aren't blank."""
-        lines = (line for _, line in read_lines(Path(path).expanduser()))
+        lines = (line for _, line in read_lines(named(path, "train")))
         if self.block is not None:
             yield from self._blocks(lines, self.block)
             return

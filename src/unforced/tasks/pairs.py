@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from unforced.errors import InputError
@@ -13,7 +12,7 @@ from unforced.metrics.chrf import ChrF
 from unforced.metrics.edit import ErrorRate, ExactError
 from unforced.metrics.protocol import Metric
 from unforced.metrics.rouge import Rouge
-from unforced.tasks.files import Dropped, read_jsonl, read_parallel, read_tsv, string
+from unforced.tasks.files import Dropped, named, read_jsonl, read_parallel, read_tsv, string
 from unforced.tasks.protocol import Split
 from unforced.tasks.splits import fraction
 from unforced.tasks.text import TextTask
@@ -72,10 +71,10 @@ class Pairs(TextTask):
 
     def _pairs(self, split: Split, dropped: Dropped) -> Iterator[tuple[str, str]]:
         """All pairs of the file named for a split."""
-        path = Path(getattr(self, split)).expanduser()
+        path = named(getattr(self, split), split)
         target_path = getattr(self, f"{split}_target")
         if target_path is not None:
-            for _, source, target in read_parallel(path, Path(target_path).expanduser()):
+            for _, source, target in read_parallel(path, named(target_path, f"{split}_target")):
                 yield source, target
             return
         suffix = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix

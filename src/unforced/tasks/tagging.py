@@ -13,7 +13,7 @@ from unforced.errors import InputError
 from unforced.metrics.accuracy import TokenAccuracy
 from unforced.metrics.protocol import Metric
 from unforced.metrics.tagging import EntityF1, first_fault, is_iob
-from unforced.tasks.files import Sentence, count, read_conll
+from unforced.tasks.files import Sentence, count, named, read_conll
 from unforced.tasks.locate import find
 from unforced.tasks.protocol import Split
 from unforced.tasks.splits import fraction, limited
@@ -129,7 +129,7 @@ class Tagging:
         """The file that a split is read from."""
         if self.dataset is not None:
             return find(self.dataset, f"{split}.tsv.gz")
-        return Path(getattr(self, split) or str(self.train)).expanduser()
+        return named(getattr(self, split) or str(self.train or ""), "train")
 
     def read(self, split: Split) -> Examples:
         dropped: dict[str, int] = {}
