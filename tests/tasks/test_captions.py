@@ -89,7 +89,7 @@ def test_a_line_names_a_picture_file(task, tmp_path):
     codec = task.fit(task.read("train"))
     Image.new("RGBA", (60, 40), (255, 0, 0, 0)).save(tmp_path / "clear.png")
     picture = codec.parse(f"{tmp_path}/clear.png\n")
-    assert (picture.name, picture.pixels.shape) == ("clear.png", (4, 6, 3))
+    assert (picture, picture.pixels.shape) == ("clear.png", (4, 6, 3))
     assert (picture.pixels == 255).all()  # transparent is white
     np.save(tmp_path / "red.npy", np.array(task.read("train")[0].source.pixels))
     red = codec.parse(str(tmp_path / "red.npy"))
@@ -117,6 +117,8 @@ def test_pictures_of_another_shape_or_type_are_refused(task):
     for pixels in (np.zeros((4, 4, 3), np.uint8), np.zeros((4, 6, 3))):
         with pytest.raises(InputError, match=r"uint8 \(4, 6, 3\) is wanted"):
             codec.encode(Example(Picture("odd", pixels), "a"))
+    with pytest.raises(InputError, match="text where a picture is wanted"):
+        codec.encode(Example("odd.png", "a"))
 
 
 @pytest.mark.parametrize(

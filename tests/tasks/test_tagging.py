@@ -212,6 +212,8 @@ def test_wrong_options_are_refused(options, message):
 def test_a_missing_file_and_an_empty_one_are_refused(tmp_path):
     with pytest.raises(InputError, match="no such file"):
         Tagging(train=str(tmp_path / "none.tsv")).read("train")
+    with pytest.raises(InputError, match="No file of words and tags is named"):
+        Tagging(train="").read("train")
     empty = write(tmp_path / "empty.tsv", "")
     with pytest.raises(InputError, match="no usable sentence for dev"):
         Tagging(train=empty, dev=empty, test=empty).read("dev")

@@ -18,7 +18,7 @@ from unforced.errors import InputError
 Images = Sequence[Any] | np.ndarray
 FEATURES = 16
 BATCH, RATE = 64, 3e-3
-EPOCHS, FEWEST, MOST = 30, 100, 2000  # the latter two in updates
+EPOCHS, FEWEST, MOST = 30, 100, 1500  # the latter two in updates
 
 
 class ConvNet(nn.Module):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -14,14 +14,19 @@ from unforced.tasks.segment import TextCoder
 from unforced.types import Batch, Encoded, Example, Sizes
 
 
-class Picture(NamedTuple):
-    """Pixels [H,W] or [H,W,C] uint8, and what to call them in a table."""
+class Picture(str):
+    """A picture's name, which tables show, with the pixels [H,W] or [H,W,C] uint8 that models see.
 
-    name: str
+    >>> Picture("heart", np.zeros((2, 2), dtype=np.uint8)).pixels.shape
+    (2, 2)
+    """
+
     pixels: np.ndarray
 
-    def __str__(self) -> str:
-        return self.name
+    def __new__(cls, name: str, pixels: np.ndarray) -> Picture:
+        picture = super().__new__(cls, name)
+        picture.pixels = pixels
+        return picture
 
 
 class PictureCodec:
@@ -44,6 +49,8 @@ class PictureCodec:
 
     def encode(self, example: Example) -> Encoded:
         source = example.source
+        if isinstance(source, str) and not isinstance(source, Picture):
+            raise InputError(f"{source[:80]!r} is text where a picture is wanted.")
         pixels = np.asarray(source.pixels if isinstance(source, Picture) else source)
         if pixels.shape != self.shape or pixels.dtype != np.uint8:
             raise InputError(

@@ -129,6 +129,8 @@ class Tagging:
         """The file that a split is read from."""
         if self.dataset is not None:
             return find(self.dataset, f"{split}.tsv.gz")
+        if not self.train:
+            raise InputError("No file of words and tags is named: set train to the path of yours.")
         return named(getattr(self, split) or str(self.train or ""), "train")
 
     def read(self, split: Split) -> Examples:
