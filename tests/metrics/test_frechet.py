@@ -124,7 +124,7 @@ def test_classifier_learns_and_standardises_its_features(stripes):
 def test_classifier_is_a_function_of_its_data_and_seed(stripes):
     images, labels = stripes
     one = Classifier.fit("stripes", images, labels, levels=4, classes=2, steps=20)
-    with torch.inference_mode():
+    with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16):
         two = Classifier.fit("stripes", images, labels, levels=4, classes=2, steps=20)
     other = Classifier.fit("stripes", images, labels, levels=4, classes=2, steps=20, seed=1)
     assert (one.features(images) == two.features(images)).all()

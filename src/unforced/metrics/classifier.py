@@ -27,10 +27,12 @@ class ConvNet(nn.Module):
     def __init__(self, shape: tuple[int, int, int], classes: int, rng: torch.Generator) -> None:
         super().__init__()
         channels, height, width = shape
-        self.first = skip_init(nn.Conv2d, channels, 16, 3, padding=1)
-        self.second = skip_init(nn.Conv2d, 16, 32, 3, padding=1)
-        self.squeeze = skip_init(nn.Linear, 32 * (-(-height // 4)) * (-(-width // 4)), FEATURES)
-        self.classify = skip_init(nn.Linear, FEATURES, classes)
+        self.first = skip_init(nn.Conv2d, channels, 16, 3, padding=1, dtype=torch.float32)
+        self.second = skip_init(nn.Conv2d, 16, 32, 3, padding=1, dtype=torch.float32)
+        self.squeeze = skip_init(
+            nn.Linear, 32 * (-(-height // 4)) * (-(-width // 4)), FEATURES, dtype=torch.float32
+        )
+        self.classify = skip_init(nn.Linear, FEATURES, classes, dtype=torch.float32)
         for weights in self.parameters():
             if weights.dim() == 1:
                 nn.init.zeros_(weights)
@@ -123,7 +125,7 @@ class Classifier:
         )
 
     def _run(self, images: Images) -> tuple[Tensor, Tensor]:
-        with torch.no_grad():
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):
             parts = [self._net(part) for part in self._pixels(images).split(1000)]
         return torch.cat([features for features, _ in parts]), torch.cat([scores for _, scores in parts])
 
@@ -141,11 +143,11 @@ class Classifier:
 
 @contextmanager
 def _training() -> Iterator[None]:
-    """Gradients on, whatever the caller set, and one thread: sums in another order end in other weights."""
+    """Gradients on and full precision, whatever the caller set, and one thread: sums in another order end elsewhere."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with torch.inference_mode(False), torch.enable_grad():
+        with torch.inference_mode(False), torch.enable_grad(), torch.autocast("cpu", enabled=False):
             yield
     finally:
         torch.set_num_threads(threads)
