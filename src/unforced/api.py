@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,30 +13,25 @@ from torch import nn
 from unforced import catalogue
 from unforced import recipe as recipes
 from unforced.errors import InputError
-from unforced.models.protocol import ModelSpec, StepDecoder
+from unforced.loading import Loaded, OwnModel, build_network, fastest_device, load, read_recipe
+from unforced.models.protocol import ModelSpec
 from unforced.objectives.protocol import Objective
 from unforced.recipe import Recipe
 from unforced.schema import build, nearest
 from unforced.tasks.protocol import Codec, FittedTask, Split, Task
-from unforced.training import checkpoints
 from unforced.training import evaluate as evaluating
 from unforced.training.loop import Job
 from unforced.training.loop import train as run_job
 from unforced.training.options import Training
 from unforced.training.records import RunFolder
-from unforced.training.weights import fill_model
-from unforced.types import Batch, Example, Hypotheses, Sizes
+from unforced.types import Batch, Example, Hypotheses
+
+__all__ = [
+    "Loaded", "batch", "compare", "decode", "evaluate", "fit", "job", "load", "model", "objective", "report",
+    "run_folder", "task", "train",
+]  # fmt: skip
 
 RUNS = Path("runs")
-
-OwnModel = nn.Module | ModelSpec | Callable[[Sizes], nn.Module]
-
-
-class Loaded(NamedTuple):
-    """A trained model, ready to decode, and its task with the codec it was trained with."""
-
-    model: nn.Module
-    task: FittedTask
 
 
 def objective(name: str, **fields: Any) -> Objective:
@@ -112,7 +106,7 @@ def _job(single: Recipe, own: OwnModel, task: Task, objective: Objective) -> Job
     codec = task.fit(training)
     seed = single.seeds[0]
     torch.manual_seed(seed)
-    network = _network(own, codec)
+    network = build_network(own, codec)
     return Job(
         model=network,
         objective=objective,
@@ -152,6 +146,7 @@ def fit(
             f'validate: "{options.validate}" is not in decoding; {nearest(options.validate, decoders)}'
         )
     label = catalogue.name_of("objectives", chosen) or type(chosen).__name__
+    label = label if recipes.SAFE.fullmatch(label) else "own"
     single = Recipe(
         name="own",
         description="",
@@ -168,81 +163,11 @@ def fit(
     return Path(run)
 
 
-def load(
-    run: str | Path,
-    checkpoint: str = "best",
-    model: OwnModel | None = None,
-    task: Task | None = None,
-) -> Loaded:
-    """The model and the task of a run; ``checkpoint`` is "best", "last" or the name of one (``step-00000120``).
-
-    A run of the user's own model or task needs that model or task again.
-    """
-    folder = RunFolder(run)
-    single = read_recipe(folder)
-    own, kind = model or single.model, task or single.task
-    if own is None or kind is None:
-        what = "model" if own is None else "task"
-        raise InputError(
-            f"{folder.path}: was trained with a {what} of your own; load(run, {what}=…) needs it"
-        )
-    codec = kind.codec(folder.codec())
-    with torch.random.fork_rng(devices=[]):  # the first weights are thrown away, so nothing is drawn
-        network = _network(own, codec)
-    path = find_checkpoint(folder, checkpoint)
-    fill_model(network, checkpoints.read_model(path), str(path))
-    network.eval()
-    return Loaded(network, FittedTask(kind, codec))
-
-
-def read_recipe(folder: RunFolder) -> Recipe:
-    """The recipe that a run folder keeps."""
-    text = folder.recipe()
-    try:
-        return recipes.resolve(tomllib.loads(text))
-    except (tomllib.TOMLDecodeError, InputError) as error:
-        raise InputError(f"{folder.path / 'recipe.toml'}: {error}") from None
-
-
-def find_checkpoint(folder: RunFolder, name: str) -> Path:
-    if name == "best":
-        return folder.best_checkpoint()
-    found = {path.name: path for path in folder.checkpoints()}
-    if not found:
-        raise InputError(f"{folder.path}: has no checkpoint yet")
-    if name == "last":
-        return list(found.values())[-1]
-    if name not in found:
-        raise InputError(
-            f'{folder.path}: has no checkpoint "{name}"; {nearest(name, ["best", "last", *found])}'
-        )
-    return found[name]
-
-
-def _network(own: OwnModel, codec: Codec) -> nn.Module:
-    """The module that a user gave or a specification builds, with the protocol's methods or an error that names them."""
-    if isinstance(own, nn.Module):
-        network: Any = own
-    elif isinstance(own, type) or not hasattr(own, "build"):
-        network = own(codec.sizes)
-    else:
-        network = own.build(codec.sizes)
-    if not isinstance(network, nn.Module):
-        raise InputError(f"a model must be a torch.nn.Module, not {type(network).__name__}")
-    needed = [name for name in dir(StepDecoder) if not name.startswith("_")]
-    missing = [name for name in needed if not callable(getattr(network, name, None))]
-    if missing and not callable(getattr(network, "scores", None)):
-        raise InputError(
-            f"{type(network).__name__} has no {', '.join(missing)}: a StepDecoder needs {', '.join(needed)}"
-        )
-    network.codec = codec  # type: ignore[assignment]  # so that ``batch(model, …)`` works
-    return network
-
-
 def batch(model_or_task: Any, pairs: Iterable[Any]) -> Batch:
     """A ``Batch`` of raw examples: pairs (source, target), ``Example`` tuples, or sources alone.
 
-    The first argument is a loaded model, a ``FittedTask``, or anything else with a ``codec``.
+    The first argument is a loaded model, a ``FittedTask``, or anything else with a ``codec``. A model's batch is on the
+    model's device.
     """
     codec = model_or_task if isinstance(model_or_task, Codec) else getattr(model_or_task, "codec", None)
     if codec is None or not isinstance(codec, Codec):
@@ -251,7 +176,9 @@ def batch(model_or_task: Any, pairs: Iterable[Any]) -> Batch:
     examples = [_example(pair) for pair in pairs]
     if not examples:
         raise InputError("a batch needs at least one example")
-    return FittedTask(model_or_task, codec).batch(examples)
+    made = FittedTask(model_or_task, codec).batch(examples)
+    weights = next(model_or_task.parameters(), None) if isinstance(model_or_task, nn.Module) else None
+    return made if weights is None else made.to(weights.device)
 
 
 def _example(pair: Any) -> Example:
@@ -292,7 +219,7 @@ def evaluate(
     single = read_recipe(folder)
     if decoder is not None and decoder not in single.decoding:
         raise InputError(f'{folder.path}: has no decoder "{decoder}"; {nearest(decoder, single.decoding)}')
-    network, fitted = load(run, checkpoint, model, task)
+    network, fitted = load(run, checkpoint, model, task, fastest_device())
     examples = fitted.task.read(split)
     scores = {}
     for name in single.decoding if decoder is None else [decoder]:

@@ -66,7 +66,8 @@ def train(
     from unforced import api
 
     folder = api.train(recipe, *overrides, run=run, seed=seed, variant=variant, resume=resume, quiet=quiet)
-    print(folder)
+    if os.environ.get("RANK", "0") == "0":  # of several processes, one speaks
+        print(folder)
 
 
 @app.command

@@ -130,22 +130,29 @@ def assemble(data: Data, overrides: Data, chosen: Sequence[str] | None = None) -
             data = {key: value for key, value in data.items() if key != "baseline"}
     start = merge(data, given[0].changes) if chosen is not None else data
     base = resolve({**merge(start, body), "variants": [{"name": v.name} for v in given]})
-    for key, kind in KINDS.items():
-        if getattr(base, key) is None:
-            raise InputError(f"{key}: a table with a name is missing; {nearest('', Entries(kind))}")
-    if not base.decoding:
-        raise InputError("decoding: a table for each decoder is missing, such as [decoding.greedy]")
+    check_complete(base)
     plain = base.to_data()
     variants = []
     for variant in given:
         try:
             full = resolve({**merge(merge(data, variant.changes), body), "variants": [], "baseline": ""})
+            check_complete(full)
         except InputError as error:
             raise InputError(f"variant {variant.name}: {error}") from None
         variants.append(
             Variant(variant.name, difference(plain, {k: v for k, v in full.to_data().items() if k in BODY}))
         )
     return replace(base, variants=tuple(variants) or base.variants)
+
+
+def check_complete(recipe: Recipe) -> None:
+    """Refuse a recipe that can't be run, as the record of a run with parts of the user's own can't."""
+    for key, kind in KINDS.items():
+        if getattr(recipe, key) is None:
+            raise InputError(f"{key}: a table with a name is missing; {nearest('', Entries(kind))}")
+    judge, decoders = recipe.training.validate, recipe.decoding
+    if judge not in decoders:
+        raise InputError(f"training.validate: there is no [decoding.{judge}]; {nearest(judge, decoders)}")
 
 
 def resolve(data: Mapping[str, Any]) -> Recipe:
@@ -164,10 +171,6 @@ def resolve(data: Mapping[str, Any]) -> Recipe:
         )
         for name, table in tables.items()
     }
-    if decoding and training.validate not in decoding:
-        raise InputError(
-            f"training.validate: there is no [decoding.{training.validate}]; {nearest(training.validate, decoding)}"
-        )
     seeds = convert(tuple[int, ...], data.get("seeds", [1]), "seeds")
     if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
         raise InputError(f"seeds: expected different whole numbers from 0 on, not {show(list(seeds))}")

@@ -15,7 +15,6 @@ import math
 import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
-from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from unforced.errors import InputError
@@ -23,6 +22,7 @@ from unforced.errors import InputError
 T = TypeVar("T")
 Named = Callable[[Any], Mapping[str, type] | None]  # a field's type -> the classes it may be, by name
 
+HINTS: dict[Any, dict[str, Any]] = {}  # what ``hints_of`` has found: reading annotations is slow
 PLAIN = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
 
 
@@ -223,10 +223,11 @@ def fields_of(cls: type) -> tuple[Field[Any], ...]:
     return tuple(field for field in fields(cls) if field.init)
 
 
-@cache
-def hints_of(cls: type) -> dict[str, Any]:
+def hints_of(cls: Any) -> dict[str, Any]:
     """The types of a class's fields, by name."""
-    return get_type_hints(cls)
+    if cls not in HINTS:
+        HINTS[cls] = get_type_hints(cls)
+    return HINTS[cls]
 
 
 def required(field: Field[Any]) -> bool:

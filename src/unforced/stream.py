@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from unforced import api
 from unforced.catalogue import Entries, name_of, named
 from unforced.errors import InputError
+from unforced.loading import fastest_device, load, read_recipe
 from unforced.recipe import Recipe
 from unforced.schema import fields_of, nearest, pick, to_mapping
 from unforced.training.records import RunFolder
@@ -40,8 +40,9 @@ def decode_lines(
     """
     if nbest < 1 or size < 1:
         raise InputError(f"{'nbest' if nbest < 1 else 'batch'} must be at least 1")
-    decoder = choose(api.read_recipe(RunFolder(run)), method, options, nbest)
-    model, fitted = api.load(run, checkpoint)
+    decoder = choose(read_recipe(RunFolder(run)), method, options, nbest)
+    device = fastest_device()
+    model, fitted = load(run, checkpoint, device=device)
     codec = fitted.codec
 
     def outputs(waiting: list[tuple[int, Any]]) -> Iterator[str]:

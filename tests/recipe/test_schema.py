@@ -168,7 +168,7 @@ def test_unreadable_types_are_the_programmers_fault() -> None:
 
 
 numbers = st.integers(-(2**31), 2**31)
-floats = st.floats(allow_nan=False, allow_infinity=True)
+floats = st.floats(allow_nan=False, allow_subnormal=False)  # training flushes those to zero
 schedules = st.one_of(st.builds(Constant, floats), st.builds(Linear, floats, floats))
 options = st.builds(
     Options,

@@ -1,0 +1,213 @@
+"""The same words in Python: builders, batches, decoding, and a user's own model in ten lines."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import unforced
+from unforced.tasks.protocol import FittedTask
+from unforced.types import Batch, DecoderState, Loss, Progress, Sizes
+
+
+class Own(nn.Module):
+    """The user's model: a recurrent network that starts from the mean of the source's embeddings."""
+
+    def __init__(self, sizes: Sizes, width: int = 8) -> None:
+        super().__init__()
+        self.source = nn.Embedding(sizes.source or 1, width)
+        self.target = nn.Embedding(sizes.target, width)
+        self.cell = nn.GRU(width, width, batch_first=True)
+        self.project = nn.Linear(width, sizes.target)
+
+    def start(self, batch: Batch) -> DecoderState:
+        mask = batch.source_mask.unsqueeze(-1)
+        return DecoderState((self.source(batch.source) * mask).sum(1) / mask.sum(1), None)
+
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.target(ids)
+
+    def embed_mix(self, weights: torch.Tensor) -> torch.Tensor:
+        return weights @ self.target.weight
+
+    def advance(self, state: DecoderState, inputs: torch.Tensor) -> tuple[torch.Tensor, DecoderState]:
+        features, last = self.cell(inputs, state.carry.unsqueeze(0).contiguous())
+        return features, DecoderState(last[0], None)
+
+    def score(self, features: torch.Tensor) -> torch.Tensor:
+        return self.project(features)
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> unforced.Task:
+    path = tmp_path_factory.mktemp("data") / "train.tsv"
+    path.write_text("".join(f"{a} {b}\t{b} {a}\n" for a in "abcdef" for b in "abcdef"))
+    words = {"source_tokens": "words", "target_tokens": "words"}
+    return unforced.task("pairs", train=str(path), hold_out=0.1, measures=["exact"], **words)
+
+
+@pytest.fixture(scope="module")
+def run(task: unforced.Task, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "own"
+    return unforced.fit(Own, task, "cross_entropy", folder, epochs=None, steps=3, quiet=True)
+
+
+def test_an_own_model_is_trained_and_comes_back(run: Path, task: unforced.Task) -> None:
+    model, fitted = unforced.load(run, model=Own)
+    assert isinstance(model, Own)
+    assert not model.training
+    assert fitted.task == task
+    batch = unforced.batch(model, [("a b", "b a"), ("c d", "d c")])
+    found = unforced.decode(model, batch, "beam", beam=2, max_length=4)
+    assert found.tokens.shape[:2] == (2, 1)
+    assert unforced.evaluate(run, "dev", model=Own, quiet=True).keys() == {"greedy"}
+    loss = unforced.objective("cross_entropy")(model, batch, progress=Progress(), rng=torch.Generator())
+    assert torch.isfinite(loss.mean)
+
+
+def test_load_again_is_equal_and_draws_nothing(run: Path) -> None:
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    first, second = unforced.load(run, model=Own).model, unforced.load(run, model=Own).model
+    assert torch.equal(torch.get_rng_state(), before)
+    for a, b in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_module_keeps_what_it_has_learnt(task: unforced.Task, tmp_path: Path, run: Path) -> None:
+    torch.manual_seed(1)  # what fit does with a class, done by hand
+    model = Own(task.fit(task.read("train")).sizes)
+    unforced.fit(
+        model, task, unforced.objective("cross_entropy"), tmp_path / "run", epochs=None, steps=3, quiet=True
+    )
+    for a, b in zip(model.parameters(), unforced.load(run, model=Own).model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_run_of_an_own_model_says_so(run: Path) -> None:
+    with pytest.raises(
+        unforced.InputError, match=r"was trained with a model of your own; load\(run, model=…\)"
+    ):
+        unforced.load(run)
+    with pytest.raises(unforced.InputError, match="the weights don't fit the model"):
+        unforced.load(run, model=lambda sizes: Own(sizes, width=4))
+
+
+def test_missing_methods_are_named(task: unforced.Task, tmp_path: Path) -> None:
+    class Half(nn.Module):
+        def __init__(self, sizes: Sizes) -> None:
+            super().__init__()
+
+        start = embed = score = Own.start
+
+    with pytest.raises(
+        unforced.InputError, match=r"^Half has no advance, embed_mix: a StepDecoder needs advance, "
+    ):
+        unforced.fit(Half, task, "cross_entropy", tmp_path / "run")
+    with pytest.raises(unforced.InputError, match=r"must be a torch\.nn\.Module, not int"):
+        unforced.fit(lambda sizes: 3, task, "cross_entropy", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_wrong_options_of_fit(task: unforced.Task, tmp_path: Path) -> None:
+    with pytest.raises(unforced.InputError, match=r'training\.epohcs: no such key; did you mean "epochs"'):
+        unforced.fit(Own, task, "cross_entropy", tmp_path, epohcs=3)
+    with pytest.raises(unforced.InputError, match='validate: "beam" is not in decoding'):
+        unforced.fit(Own, task, "cross_entropy", tmp_path, validate="beam")
+    with pytest.raises(unforced.InputError, match='did you mean "cross_entropy"'):
+        unforced.fit(Own, task, "crossentropy", tmp_path)
+
+
+def test_own_objectives_and_tasks(task: unforced.Task, tmp_path: Path) -> None:
+    @dataclass(frozen=True)
+    class Half:
+        """Half the cross-entropy."""
+
+        def __call__(self, model: Own, batch: Batch, *, progress: Progress, rng: torch.Generator) -> Loss:
+            loss = unforced.objective("cross_entropy")(model, batch, progress=progress, rng=rng)
+            return loss._replace(total=loss.total / 2)
+
+    class Wrapped:
+        """A task that the catalogue doesn't know."""
+
+        read, fit, codec, metrics = task.read, task.fit, task.codec, task.metrics
+
+    run = unforced.fit(Own, Wrapped(), Half(), tmp_path / "run", epochs=None, steps=2, quiet=True)
+    with pytest.raises(unforced.InputError, match="was trained with a task of your own"):
+        unforced.load(run, model=Own)
+    assert (
+        unforced.load(run, model=Own, task=Wrapped()).task.codec.sizes == task.fit(task.read("train")).sizes
+    )
+
+
+def test_a_model_of_the_catalogue_needs_no_recipe(task: unforced.Task, tmp_path: Path) -> None:
+    spec = unforced.model("lstm", hidden=4, embedding=4)
+    run = unforced.fit(spec, task, "label_smoothing", tmp_path / "run", epochs=None, steps=2, quiet=True)
+    model, _ = unforced.load(run)
+    assert type(model) is type(spec.build(model.codec.sizes))
+
+
+def test_batches_of_anything(run: Path, task: unforced.Task) -> None:
+    model, fitted = unforced.load(run, model=Own)
+    pairs = [("a b", "b a"), ("c", "c")]
+    first = unforced.batch(model, pairs)
+    for thing, raw in [(fitted, pairs), (fitted.codec, [unforced.Example(*pair) for pair in pairs])]:
+        other = unforced.batch(thing, raw)
+        assert torch.equal(first.gold, other.gold)
+        assert torch.equal(first.source, other.source)
+    alone = unforced.batch(model, ["a b", "c"])
+    assert torch.equal(alone.source, first.source)
+    assert alone.tokens == 0
+    with pytest.raises(unforced.InputError, match="Pairs has no codec yet"):
+        unforced.batch(task, pairs)
+    with pytest.raises(unforced.InputError, match="Linear has no codec yet"):
+        unforced.batch(nn.Linear(1, 1), pairs)
+    with pytest.raises(unforced.InputError, match="at least one example"):
+        unforced.batch(model, [])
+    assert isinstance(fitted, FittedTask)
+
+
+def test_builders() -> None:
+    assert unforced.objective("label_smoothing", smoothing=0.2).smoothing == 0.2
+    with pytest.raises(
+        unforced.InputError, match=r'^label_smoothing\.smoothign: no such key; did you mean "smoothing"'
+    ):
+        unforced.objective("label_smoothing", smoothign=0.2)
+    with pytest.raises(unforced.InputError, match=r"^lstm\.hidden: expected a whole number, not 2\.5"):
+        unforced.model("lstm", hidden=2.5)
+    with pytest.raises(unforced.InputError, match='"pears" is not among the tasks; did you mean "pairs"'):
+        unforced.task("pears")
+
+
+def test_seeds_decide_the_first_weights(task: unforced.Task, tmp_path: Path) -> None:
+    runs = [
+        unforced.fit(
+            Own, task, "cross_entropy", tmp_path / str(i), seed=seed, epochs=None, steps=1, quiet=True
+        )
+        for i, seed in enumerate([3, 3, 4])
+    ]
+    a, b, c = (unforced.load(run, model=Own).model.project.weight for run in runs)
+    assert torch.equal(a, b)
+    assert not torch.equal(a, c)
+
+
+def test_public_names() -> None:
+    for name in unforced.__all__:
+        assert getattr(unforced, name) is not None
+    assert set(unforced.__all__) <= set(dir(unforced))
+    with pytest.raises(AttributeError, match="no attribute 'trian'"):
+        unforced.trian  # noqa: B018
+
+
+def test_modules_do_not_hide_functions() -> None:
+    code = (
+        "import unforced, unforced.report, unforced.compare; from unforced.report import write_report\n"
+        "assert unforced.report.__module__ == unforced.compare.__module__ == 'unforced.api'"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
