@@ -12,7 +12,7 @@ from torch import Tensor
 
 from unforced import rows
 from unforced.decoding import Beam
-from unforced.decoding.search import HardMove, Record, Selection, follow, hypotheses, search
+from unforced.decoding.search import Found, HardMove, Record, Selection, follow, hypotheses, search
 from unforced.models.transformer import Transformer
 from unforced.types import DecoderState, Sizes
 
@@ -46,7 +46,7 @@ class SoftTopK:
         zeros = torch.zeros(len(limits), self.width, dtype=torch.float64)
         return SoftMemory(zeros, zeros, self.gold)
 
-    def select(self, t: int, scores: Tensor, memory: SoftMemory, last: Tensor) -> Selection:
+    def select(self, t: int, scores: Tensor, memory: SoftMemory, last: Tensor | None) -> Selection:
         b, k, v = scores.shape
         allowed = torch.ones(v, dtype=torch.bool).index_fill(0, torch.tensor(FIXED.banned), False)
         local = torch.where(allowed, scores.log_softmax(dim=-1), BANNED)
@@ -111,8 +111,6 @@ def test_a_move_that_keeps_the_order_copies_nothing():
 
 
 def test_following_a_trace_by_hand():
-    from unforced.decoding.search import Found
-
     everyone, second = torch.tensor([0, 1]), torch.tensor([1])
     trace = [
         (everyone, Record(torch.tensor([[10, 11], [12, 13]]), torch.tensor([[0, 0], [0, 0]]))),

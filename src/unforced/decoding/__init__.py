@@ -47,6 +47,15 @@ def decode(
     """Decode a batch by a method's name; ``fields`` are the method's options.
 
     ``decode(model, batch, "beam", beam=3)`` is ``Beam(beam=3)(model, batch)``. Sampling needs ``rng``.
+
+    >>> from unforced.models.toy import Toy
+    >>> from unforced.types import Sizes, Symbols
+    >>> model = Toy(scale=0).build(Sizes(target=5))  # all tokens are equally probable
+    >>> nothing = torch.zeros(1, 1, dtype=torch.long)
+    >>> batch = Batch.of_gold(nothing, nothing > 0, Symbols(pad=0, bos=1, eos=2, banned=(0, 1)))
+    >>> decode(model, batch, "beam", beam=2, nbest=2, min_length=2, max_length=3).tokens
+    tensor([[[3, 3, 2],
+             [3, 3, 3]]])
     """
     decoder = _known(method, METHODS, "decoding method")
     names = [field.name for field in fields_of(decoder)]

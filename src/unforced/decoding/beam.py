@@ -52,20 +52,25 @@ class Pool:
         nodes = torch.zeros_like(log_probs, dtype=torch.long)
         return PoolMemory(log_probs, nodes, pool, pool, nodes - 1, nodes, limits)
 
-    def select(self, t: int, scores: Tensor, memory: PoolMemory, last: Tensor) -> Selection:
+    def select(self, t: int, scores: Tensor, memory: PoolMemory, last: Tensor | None) -> Selection:
         k, fixed = self.width, self.constraints.eos is None
         token_scores = self.constraints.token_scores(t, scores)
         so_far = memory.log_probs[:, : scores.shape[1]]
         values, parents, tokens = top_continuations(token_scores, so_far, k if fixed else 2 * k)
         record = Record(tokens, memory.nodes.gather(1, parents))
-        ended = self.constraints.is_end(tokens) | last.unsqueeze(1)
-
+        ended = self.constraints.is_end(tokens)
+        if last is not None:
+            ended = ended | last.unsqueeze(1)
         if ended.any():
             memory = self.add_to_pool(t, values[:, :k].masked_fill(~ended[:, :k], -torch.inf), memory)
-        nodes = ended.byte().argsort(dim=1, stable=True)[:, :k]  # the best K that run on
-        log_probs = values.gather(1, nodes).masked_fill(ended.gather(1, nodes), -torch.inf)
+            nodes = ended.byte().argsort(dim=1, stable=True)[:, :k]  # the best K that run on
+            log_probs = values.gather(1, nodes).masked_fill(ended.gather(1, nodes), -torch.inf)
+            tokens, parents = tokens.gather(1, nodes), parents.gather(1, nodes)
+        else:
+            nodes = torch.arange(k, device=values.device).expand(len(values), k)
+            log_probs, tokens, parents = values[:, :k], tokens[:, :k], parents[:, :k]
         memory = memory._replace(log_probs=log_probs, nodes=nodes)
-        move = HardMove(tokens.gather(1, nodes), parents.gather(1, nodes), scores.shape[1])
+        move = HardMove(tokens, parents, scores.shape[1])
         return Selection(memory, move, record, self.can_improve(t + 1, memory))
 
     def add_to_pool(self, t: int, log_probs: Tensor, memory: PoolMemory) -> PoolMemory:
@@ -118,7 +123,7 @@ class Stay:
         nodes = torch.zeros_like(log_probs, dtype=torch.long)
         return StayMemory(log_probs, nodes > 0, nodes - 1, nodes)
 
-    def select(self, t: int, scores: Tensor, memory: StayMemory, last: Tensor) -> Selection:
+    def select(self, t: int, scores: Tensor, memory: StayMemory, last: Tensor | None) -> Selection:
         k, before = self.width, scores.shape[1]
         so_far, finished, ends, nodes = (leaf[:, :before] for leaf in memory)
         token_scores = self.constraints.token_scores(t, scores)

@@ -31,6 +31,16 @@ def enumerate_sequences(
     outputs of probability zero are left out. ``log_probs`` are sums of log-probabilities, or with ``scores`` "global"
     of the model's scores; ``scores`` of the result is the same. Raises ``InputError`` where there might be more than
     ``most`` outputs.
+
+    >>> from unforced.models.toy import Toy
+    >>> from unforced.types import Sizes, Symbols
+    >>> model = Toy(scale=0).build(Sizes(target=3))  # all tokens are equally probable
+    >>> nothing = torch.zeros(1, 1, dtype=torch.long)
+    >>> batch = Batch.of_gold(nothing, nothing > 0, Symbols(pad=0, bos=0, eos=1, banned=(0,)))
+    >>> enumerate_sequences(model, batch, max_length=2).tokens
+    tensor([[[1, 0],
+             [2, 1],
+             [2, 2]]])
     """
     check_lengths(min_length, max_length)
     if len(batch) != 1:

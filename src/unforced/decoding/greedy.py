@@ -37,7 +37,7 @@ class OneToken:
         zeros = torch.zeros(limits.shape, device=limits.device)
         return Single(zeros, torch.full_like(limits, -1), self.own)
 
-    def select(self, t: int, scores: Tensor, memory: Single, last: Tensor) -> Selection:
+    def select(self, t: int, scores: Tensor, memory: Single, last: Tensor | None) -> Selection:
         token_scores = self.constraints.token_scores(t, scores.squeeze(1))
         tokens = self.pick(t, token_scores, memory.own).unsqueeze(1)  # [B,1]
         log_probs = memory.log_probs + token_scores.gather(1, tokens).squeeze(1)

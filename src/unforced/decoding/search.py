@@ -90,11 +90,12 @@ class Selector(Protocol):
         """[B] number of steps each example may take -> the memory before the first step."""
         ...
 
-    def select(self, t: int, scores: Tensor, memory: Any, last: Tensor) -> Selection:
+    def select(self, t: int, scores: Tensor, memory: Any, last: Tensor | None) -> Selection:
         """Choose among the continuations of step ``t`` = 0, 1, …
 
         ``scores`` is [B,k,V], as the model gave them; k is 1 at the first step, where there is but the empty
-        hypothesis, and K from then on. ``last`` [B] says for which examples this is the last step they may take.
+        hypothesis, and K from then on. ``last`` [B] says for which examples this is the last step they may take
+        (None: for nobody); the loop ends these whatever ``running`` says.
         """
         ...
 
@@ -103,9 +104,7 @@ class Found(NamedTuple):
     """The end of a search: the selector's memory for all examples in their order, and the trace."""
 
     memory: Any
-    trace: list[
-        tuple[Tensor, Record]
-    ]  # a step: the numbers [b] of the examples still running, and their nodes
+    trace: list[tuple[Tensor, Record]]  # each step's examples [b], those still running, and their nodes
     examples: int
     copies: int
 
@@ -121,35 +120,47 @@ def search(model: StepDecoder, batch: Batch, selector: Selector, limits: Tensor,
     alive = torch.arange(examples, device=limits.device)
     memory, gone = selector.begin(limits), []
     trace: list[tuple[Tensor, Record]] = []
-    running, t, width = limits > 0, 0, 1
     move: Any = HardMove(torch.full_like(limits, batch.symbols.bos).unsqueeze(1), None, 1)
     state = rows.repeat(model.start(batch), copies) if examples else DecoderState(None, None)
+    running, t, width, nearest = limits > 0, 0, 1, 0
     while True:
-        if not running.all():  # examples leave the batch
+        if not examples or not running.all():  # examples leave the batch
             left, stay = (~running).nonzero().squeeze(1), running.nonzero().squeeze(1)
             gone.append((alive[left], _take(memory, left)))
             memory, move, limits, alive = _take((memory, move, limits, alive), stay)
             if not alive.numel():
                 break
             state = rows.keep(state, _rows_of(stay, width))
-        elif not examples:
-            gone.append((alive, memory))
-            break
+        if t >= nearest:
+            nearest = int(limits.min())  # nobody's last step comes before it
         if t and selector.width != width:  # after the first step one hypothesis becomes K
             shared = rows.repeat(DecoderState(None, state.shared), selector.width).shared
             state, width = state._replace(shared=shared), selector.width
-        state = move.follow(state)
-        features, state = model.advance(state, move.inputs(model))
-        scores = model.score(features[:, -1])
-        last = limits == t + 1
-        memory, move, record, running = selector.select(t, scores.unflatten(0, (-1, width)), memory, last)
-        running = running & ~last
+        last = limits == t + 1 if t + 1 >= nearest else None
+        state, (memory, move, record, running) = step(model, selector, t, width, state, move, memory, last)
+        running = running if last is None else running & ~last
         if record is not None:
             trace.append((alive, record))
         t += 1
     order = torch.cat([numbers for numbers, _ in gone]).argsort()
-    memory = rows.map_rows(lambda leaf: leaf.index_select(0, order), _concatenate([m for _, m in gone]))
-    return Found(memory, trace, examples, copies)
+    return Found(_take(_concatenate([m for _, m in gone]), order), trace, examples, copies)
+
+
+def step(
+    model: StepDecoder,
+    selector: Selector,
+    t: int,
+    width: int,
+    state: DecoderState,
+    move: Move,
+    memory: Any,
+    last: Tensor | None,
+) -> tuple[DecoderState, Selection]:
+    """One pass of the loop, a pure function: make the move, advance the ``width`` rows an example has, score, select."""
+    state = move.follow(state)
+    features, state = model.advance(state, move.inputs(model))
+    scores = model.score(features[:, -1])  # [B·k,V]
+    return state, selector.select(t, scores.unflatten(0, (-1, width)), memory, last)
 
 
 def _take(tree: Tree, examples: Tensor) -> Tree:

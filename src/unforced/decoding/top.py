@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 BLOCK = 64
-SMALL = 2048  # below this many scores looking at blocks first does not pay
+SMALL = 80_000  # up to this many scores one plain selection is the fastest
 
 
 def top(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -21,12 +22,12 @@ def top(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     values, indices = scores.topk(
         min(count + 1, n), dim=1
     )  # one more than asked for: it shows a tie at the edge
-    tied = (values[:, 1:] == values[:, :-1]) & (values[:, 1:] > -torch.inf)
-    if tied.any():
+    tied = values[:, 1:] == values[:, :-1]
+    if tied.any() and (tied & (values[:, 1:] > -torch.inf)).any():
         values, indices = scores.sort(dim=1, descending=True, stable=True)
     if n < count:
-        values = torch.nn.functional.pad(values, (0, count - n), value=-torch.inf)
-        indices = torch.nn.functional.pad(indices, (0, count - n))
+        values = F.pad(values, (0, count - n), value=-torch.inf)
+        indices = F.pad(indices, (0, count - n))
     return values[:, :count], indices[:, :count]
 
 
@@ -34,28 +35,33 @@ def top_continuations(token_scores: Tensor, so_far: Tensor, count: int) -> tuple
     """The best ``count`` of s̃[b,i,w] = so_far[b,i] + token_scores[b,i,w] over i and w: CRB Algorithm 1, lines 5 to 7.
 
     ``token_scores`` is [B,K,V], ``so_far`` [B,K]; the result is values, hypotheses i and tokens w, [B,count] each.
-    Ties go to the lower i, then the lower w. The sum is never formed where it can't matter: the best ``count`` scores
-    lie in the ``count`` blocks of tokens with the largest maxima, so one vectorised pass for the maxima is all that
-    touches K·V numbers.
+    Ties go to the lower i, then the lower w. Where there are many scores the sum is formed only where it can matter: the
+    best ``count`` lie in the ``count`` blocks of tokens with the largest maxima, so one vectorised pass for the maxima
+    is all that touches K·V numbers.
     """
     k, v = token_scores.shape[1:]
-    if k * v <= max(SMALL, 2 * count * BLOCK):
+    if token_scores.numel() <= SMALL or k * v <= 2 * count * BLOCK:
         values, chosen = top((token_scores + so_far.unsqueeze(2)).flatten(1), count)
-        return values, chosen // v, chosen % v
+        return values, *_divide(chosen, v)
     whole = v // BLOCK * BLOCK
-    maxima = token_scores[..., :whole].unflatten(2, (-1, BLOCK)).amax(dim=3)
+    maxima = token_scores[:, :, :whole].unflatten(2, (-1, BLOCK)).amax(dim=3)
     if whole < v:
-        maxima = torch.cat([maxima, token_scores[..., whole:].amax(dim=2, keepdim=True)], dim=2)
-    blocks = maxima.shape[2]
-    _, best = top((maxima + so_far.unsqueeze(2)).flatten(1), count)
+        maxima = torch.cat([maxima, token_scores[:, :, whole:].amax(dim=2, keepdim=True)], dim=2)
+    best = top((maxima + so_far.unsqueeze(2)).flatten(1), count)[1]
     best = best.sort(dim=1).values  # so that the order of the gathered scores is that of their indices
-    inside = torch.arange(BLOCK, device=best.device)
-    tokens = (best % blocks).unsqueeze(2) * BLOCK + inside  # [B,count,BLOCK]
-    parents = (best // blocks).unsqueeze(2).expand_as(tokens)
-    flat = (parents * v + tokens.clamp(max=v - 1)).flatten(1)
-    values = token_scores.flatten(1).gather(1, flat) + so_far.gather(1, parents.flatten(1))
+    parents, blocks = _divide(best, maxima.shape[2])
+    tokens = (blocks * BLOCK).unsqueeze(2) + torch.arange(BLOCK, device=best.device)  # [B,count,BLOCK]
+    flat = ((parents * v).unsqueeze(2) + tokens).flatten(1)
+    inside = flat if whole == v else flat.clamp(max=k * v - 1)
+    values = token_scores.flatten(1).gather(1, inside).view_as(tokens) + so_far.gather(1, parents).unsqueeze(
+        2
+    )
     if whole < v:
-        values = values.masked_fill(tokens.flatten(1) >= v, -torch.inf)
-    values, chosen = top(values, count)
-    flat = flat.gather(1, chosen)
-    return values, flat // v, flat % v
+        values = values.masked_fill(tokens >= v, -torch.inf)
+    values, chosen = top(values.flatten(1), count)
+    return values, *_divide(flat.gather(1, chosen), v)
+
+
+def _divide(index: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    quotient = index.div(size, rounding_mode="floor")
+    return quotient, index - quotient * size
