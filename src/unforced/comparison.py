@@ -54,7 +54,8 @@ class Cell:
     difference: float | None = None
     difference_low: float | None = None
     difference_high: float | None = None
-    p_value: float | None = None
+    p_value: float | None = None  # of that difference, over test examples and seeds
+    p_examples: float | None = None  # ... over test examples alone, for these trained models
     by_length: tuple[
         float | None, ...
     ] = ()  # mean over seeds of the score in each bin of ``Comparison.lengths``

@@ -3,15 +3,19 @@
 A system is given as the ``[N,D]`` statistics of its outputs, or as a list of S such arrays, one a training seed, all
 over the same N test examples in the same order. Its *figure* is the mean over seeds of ``score(rows summed)``.
 
-Two things are random, the test examples and the training seeds, and they are treated like this:
+Two things are random, the test examples and the training seeds. Say that seed s scores x_s = μ + a_s + noise of the examples,
+some of it common to all seeds and some its own. Every replicate has two parts:
 
-* ``interval`` and ``paired_bootstrap`` resample both: every replicate draws N examples with replacement (one draw for all
-  seeds and both systems, as they share the test set) and S seeds with replacement. S draws from S values vary too
-  little, by (S − 1)/S; the deviations of the drawn seeds are therefore stretched by √(S/(S − 1)) (Rao and Wu, 1988). With
-  one seed only the examples vary, and the interval speaks of that one trained model.
-* ``paired_test`` permutes examples: the rows of an example change sides together in all seeds, since outputs for one
-  example are not independent. It asks whether *these trained models* differ beyond the choice of test examples. What
-  other seeds would give is in the interval of ``paired_bootstrap``.
+1. examples are drawn anew (``interval``, ``paired_bootstrap``: N with replacement) or swapped between the systems
+   (``paired_test``), the same ones in all seeds and both systems, since they share the test set;
+2. with S > 1 seeds, the deviations x_s − x̄ of S seeds drawn with replacement are added on average, times √(S/(S − 1)), because
+   S draws from S values vary too little by that much (Rao and Wu, 1988), and times √(Var a / Var x), because the examples' own
+   noise in x_s is in the first part already. Var a is estimated as Var x less the variance over replicates of a seed's
+   deviation from the mean of seeds.
+
+In simulations with two to five seeds, 95 % intervals cover 93 to 96 % and a 5 % test rejects 3 to 7 % of equal systems; where the seeds
+vary three times as much as the test set does, two seeds cover 84 % and reject 15 % (the test that swaps examples only: 35 %), five
+seeds cover 92 % and reject 8 %. With one seed nothing is known about others: the figures speak of the one trained model.
 """
 
 from __future__ import annotations
@@ -43,10 +47,14 @@ class Difference(NamedTuple):
 
 
 class PairedTest(NamedTuple):
-    """Figure of a minus figure of b, and the two-sided probability of one as large under equal systems."""
+    """Figure of a minus figure of b, and the two-sided probability of one as large under equal systems.
+
+    ``p_examples`` asks about these trained models and other examples, ``p_value`` about other seeds too.
+    """
 
     difference: float
     p_value: float
+    p_examples: float
 
 
 def figure(score: Score, statistics: Statistics) -> float:
@@ -71,11 +79,10 @@ def interval(
     """
     systems = _seeds(statistics)
     rng = np.random.default_rng(seed)
-    replicates = [
-        _draw_seeds(_scores(score, systems, weights), rng)
-        for weights in _weights(len(systems[0]), _width(systems), samples, rng)
-    ]
-    return Interval(*_percentiles(np.concatenate(replicates), level, figure(score, systems)))
+    weights = _weights(len(systems[0]), _width(systems), samples, rng)
+    scores = np.concatenate([_scores(score, systems, drawn) for drawn in weights])  # [samples,S]
+    seen = np.array([score(rows.sum(axis=0)) for rows in systems])
+    return Interval(*_percentiles(_with_seeds(scores, seen, rng), level, float(seen.mean())))
 
 
 def paired_bootstrap(
@@ -84,12 +91,12 @@ def paired_bootstrap(
     """Difference of two systems' figures with its percentile interval; seed s of a is paired with seed s of b."""
     first, second = _pair(a, b)
     rng = np.random.default_rng(seed)
-    replicates = [
-        _draw_seeds(_scores(score, first, weights) - _scores(score, second, weights), rng)
-        for weights in _weights(len(first[0]), _width(first), samples, rng)
-    ]
-    difference = figure(score, first) - figure(score, second)
-    return Difference(difference, *_percentiles(np.concatenate(replicates), level, difference))
+    weights = _weights(len(first[0]), _width(first), samples, rng)
+    changes = [_scores(score, first, drawn) - _scores(score, second, drawn) for drawn in weights]
+    seen = _changes(score, first, second)
+    replicates = _with_seeds(np.concatenate(changes), seen, rng)
+    difference = float(seen.mean())
+    return Difference(difference, *_percentiles(replicates, level, difference))
 
 
 def paired_test(
@@ -97,7 +104,7 @@ def paired_test(
 ) -> PairedTest:
     """Approximate randomisation (Noreen, 1989): swap the two outputs of each example with probability one half.
 
-    With c of n permuted differences at least as large as the one seen, p = (c + 1)/(n + 1).
+    With c of n permuted differences at least as large as the one seen, p = (c + 1)/(n + 1). Seeds enter as above.
 
     >>> hits = np.array([[1.0], [0.0], [1.0]])
     >>> paired_test(lambda sums: sums[..., 0] / 3, hits, hits).p_value
@@ -105,19 +112,22 @@ def paired_test(
     """
     first, second = _pair(a, b)
     rng = np.random.default_rng(seed)
-    seen = figure(score, first) - figure(score, second)
-    sums = [(x.sum(axis=0), y.sum(axis=0)) for x, y in zip(first, second)]
-    changes = [y - x for x, y in zip(first, second)]
-    scale = max(abs(figure(score, first)), abs(figure(score, second)), 1.0)
-    extreme = 0
+    seen = _changes(score, first, second)  # [S]
+    sums = [(x.sum(axis=0), y.sum(axis=0), y - x) for x, y in zip(first, second)]
+    permuted = []
     for size in _chunks(len(first[0]), _width(first), samples):
         swapped = rng.integers(0, 2, size=(size, len(first[0])), dtype=np.int8).astype(np.float64)
-        permuted = np.zeros(size)
-        for (total_a, total_b), change in zip(sums, changes):
-            moved = swapped @ change  # [C,N] @ [N,D]
-            permuted += score(total_a + moved) - score(total_b - moved)
-        extreme += int(np.sum(np.abs(permuted) / len(first) >= abs(seen) - 1e-12 * scale))
-    return PairedTest(seen, (extreme + 1) / (samples + 1))
+        moved = [(x, y, swapped @ change) for x, y, change in sums]  # [C,N] @ [N,D]
+        permuted.append(np.stack([score(x + m) - score(y - m) for x, y, m in moved], axis=1))
+    differences = np.concatenate(permuted)  # [samples,S]
+    scale = max(abs(figure(score, first)), abs(figure(score, second)), 1.0)
+    least = abs(float(seen.mean())) - 1e-12 * scale
+
+    def p(replicates: np.ndarray) -> float:
+        return float((np.sum(np.abs(replicates) >= least) + 1) / (samples + 1))
+
+    both = p(_with_seeds(differences, seen, rng))
+    return PairedTest(float(seen.mean()), both, p(differences.mean(axis=1)))
 
 
 def _seeds(statistics: Statistics) -> list[np.ndarray]:
@@ -169,15 +179,22 @@ def _scores(score: Score, systems: list[np.ndarray], weights: np.ndarray) -> np.
     return np.stack([score(weights @ rows) for rows in systems], axis=1)
 
 
-def _draw_seeds(scores: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """[C,S] -> [C] mean over S seeds drawn with replacement, stretched to the variance of a mean of S seeds."""
+def _changes(score: Score, a: list[np.ndarray], b: list[np.ndarray]) -> np.ndarray:
+    """[S] the difference of the systems' scores for each seed."""
+    return np.array([score(x.sum(axis=0)) - score(y.sum(axis=0)) for x, y in zip(a, b)])
+
+
+def _with_seeds(scores: np.ndarray, seen: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """[C,S] scores of replicates over examples and [S] scores of the seeds -> [C] means with the seeds' own variance added."""
     size, seeds = scores.shape
     mean = scores.mean(axis=1)
-    if seeds == 1:
+    variance = float(seen.var(ddof=1)) if seeds > 1 else 0.0
+    if variance == 0:
         return mean
-    drawn = rng.integers(0, seeds, size=(size, seeds))
-    deviation = np.take_along_axis(scores, drawn, axis=1).mean(axis=1) - mean
-    return mean + np.sqrt(seeds / (seeds - 1)) * deviation
+    of_examples = float((scores - mean[:, None]).var(axis=0).mean()) * seeds / (seeds - 1)
+    share = max(0.0, 1 - of_examples / variance)  # Var a / Var x
+    drawn = seen[rng.integers(0, seeds, size=(size, seeds))].mean(axis=1)
+    return mean + np.sqrt(share * seeds / (seeds - 1)) * (drawn - seen.mean())
 
 
 def _percentiles(replicates: np.ndarray, level: float, centre: float) -> tuple[float, float]:

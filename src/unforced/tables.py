@@ -90,11 +90,7 @@ def comparison_notes(comparison: Comparison) -> tuple[str, ...]:
     seeds = comparison.seeds
     spread = "mean ± standard deviation over seeds" if len(seeds) > 1 else "one run, seed"
     count = "" if comparison.examples is None else f" of {comparison.examples} examples"
-    both = (
-        "test examples and seeds"
-        if len(seeds) > 1
-        else "test examples (one seed: other seeds may differ more)"
-    )
+    both = "test examples and seeds" if len(seeds) > 1 else "test examples (not over seeds: there is one)"
     notes = [f"score: {comparison.split} split{count}, {spread} {', '.join(map(str, seeds))}."]
     if comparison.bootstrap_samples:
         level = f"{comparison.level:.0%}".replace("%", " %")
@@ -107,9 +103,9 @@ def comparison_notes(comparison: Comparison) -> tuple[str, ...]:
         )
     if comparison.permutations:
         notes.append(
-            f"change and p: against {comparison.baseline} with the same decoder; its interval is a paired bootstrap over the same "
-            "draws, p a two-sided approximate randomisation over test examples for these trained models, "
-            f"{comparison.permutations} permutations, not corrected for several comparisons."
+            f"change and p: against {comparison.baseline} with the same decoder, over {both} as well; the interval is a paired "
+            f"bootstrap, p a two-sided approximate randomisation test, {comparison.permutations} permutations, not corrected for "
+            "several comparisons."
         )
     if any(row.cost is not None for row in comparison.rows):
         notes.append(

@@ -284,7 +284,8 @@ def test_the_report_can_be_watched(write: Write, tmp_path: Path) -> None:
 def test_warm_starts_come_behind_their_sources(write: Write, tmp_path: Path) -> None:
     recipe = write(WARM.format("label_smoothing") + SMOOTHED)
     stub = Stub()
-    stub.compare([recipe], tmp_path / "runs")
+    result = stub.compare([recipe], tmp_path / "runs")
+    assert result.notes == ("cost of warm: without the training of label_smoothing, from which it starts.",)
     assert stub.trained[:3] == ["cross_entropy-1", "label_smoothing-1", "warm-1"]
     assert stub.starts["warm-2"] == str(tmp_path / "runs/toy/label_smoothing-2")
     assert stub.starts["label_smoothing-2"] is None

@@ -76,7 +76,7 @@ def test_seeds_widen_the_interval_by_their_own_variance() -> None:
 
 def test_identical_systems_have_p_one_and_no_difference() -> None:
     values = np.random.default_rng(4).normal(size=80)
-    assert paired_test(mean, rows(values), rows(values), samples=500) == (0.0, 1.0)
+    assert paired_test(mean, rows(values), rows(values), samples=500) == (0.0, 1.0, 1.0)
     assert paired_bootstrap(mean, rows(values), rows(values), samples=100) == (0.0, 0.0, 0.0)
 
 
@@ -128,6 +128,37 @@ def test_an_example_changes_sides_in_all_seeds_at_once() -> None:
     one = paired_test(mean, a, b, samples=2000, seed=3)
     ten = paired_test(mean, [a] * 10, [b] * 10, samples=2000, seed=3)
     assert ten == pytest.approx(one)
+
+
+def test_with_one_seed_only_examples_count() -> None:
+    rng = np.random.default_rng(13)
+    result = paired_test(mean, rows(rng.normal(0.3, 1.0, size=50)), rows(rng.normal(size=50)), samples=500)
+    assert result.p_value == result.p_examples
+
+
+def test_a_difference_smaller_than_that_of_seeds_is_not_significant() -> None:
+    """Three seeds of a differ by 0, 0 and 1 from b on every example: sure for these models, open for the method."""
+    values = np.random.default_rng(14).normal(size=100)
+    a, b = [rows(values), rows(values), rows(values + 1.0)], [rows(values)] * 3
+    result = paired_test(mean, a, b, samples=2000)
+    assert result.p_examples < 0.01
+    assert result.p_value > 0.1
+    difference, low, high = paired_bootstrap(mean, a, b)
+    assert difference == pytest.approx(1 / 3)
+    assert low < 0 < high
+
+
+@pytest.mark.parametrize(("of_seeds", "own"), [(0.0, 0.5), (0.0, 3.0), (0.1, 1.0)])
+def test_equal_methods_are_rejected_as_seldom_as_the_level_says(of_seeds: float, own: float) -> None:
+    """Differences of three seeds with noise of their own and noise common to all; 5 % level, 300 trials."""
+    rng = np.random.default_rng(15)
+    rejected, trials, n, seeds = 0, 300, 100, 3
+    for trial in range(trials):
+        common = rng.normal(size=n)
+        a = [rows(common + rng.normal(scale=of_seeds) + rng.normal(scale=own, size=n)) for _ in range(seeds)]
+        p = paired_test(mean, a, [rows(np.zeros(n))] * seeds, samples=199, seed=trial).p_value
+        rejected += p <= 0.05
+    assert 0.01 < rejected / trials < 0.1
 
 
 def test_the_paired_interval_is_narrow_where_systems_agree() -> None:
@@ -204,3 +235,30 @@ def test_a_score_that_resampling_biases_keeps_its_figure_inside() -> None:
     assert np.quantile(metric.score(drawn @ data), 0.05) > seen
     low, high = interval(metric.score, data)
     assert low < seen < high
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("of_seeds", "own", "seeds", "coverage", "rejections"),
+    [
+        (0.0, 0.5, 2, (0.92, 0.97), (0.02, 0.08)),
+        (0.0, 3.0, 3, (0.92, 0.97), (0.02, 0.08)),
+        (0.1, 2.0, 5, (0.92, 0.97), (0.02, 0.08)),
+        (0.3, 0.5, 2, (0.80, 0.88), (0.12, 0.19)),
+        (0.3, 0.5, 5, (0.89, 0.95), (0.05, 0.11)),
+    ],
+)
+def test_the_simulations_that_the_module_speaks_of(
+    of_seeds: float, own: float, seeds: int, coverage: tuple[float, float], rejections: tuple[float, float]
+) -> None:
+    rng = np.random.default_rng(16)
+    covered, rejected, trials, n = 0, 0, 1000, 100
+    zeros = [rows(np.zeros(n))] * seeds
+    for trial in range(trials):
+        common = rng.normal(size=n)
+        runs = [rows(common + rng.normal(scale=of_seeds) + rng.normal(scale=own, size=n)) for _ in zeros]
+        low, high = interval(mean, runs, samples=400, seed=trial)
+        covered += low <= 0 <= high
+        rejected += paired_test(mean, runs, zeros, samples=399, seed=trial).p_value <= 0.05
+    assert coverage[0] < covered / trials < coverage[1]
+    assert rejections[0] < rejected / trials < rejections[1]

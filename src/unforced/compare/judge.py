@@ -40,20 +40,25 @@ def judge(
             f"{unknown[0]}: is in the runs' scores and not among the task's metrics ({', '.join(by_name)})"
         )
     bins, members, unit = length_bins(answers)
-    rows = []
-    if any(_width(run, comparison.split) > WIDE for run in runs):
+    widths = [m["width"] for run in runs for found in run.scores.values() for m in found["metrics"].values()]
+    if max(widths, default=0) > WIDE:
         permutations = min(permutations, FEW)
-    for row in comparison.rows:
-        cells = {}
-        for name, cell in row.cells.items():
-            mine = statistics(runs, comparison.split, row.variant, row.decoder, name)
-            base = {}
-            if row.variant != comparison.baseline:
-                base = statistics(runs, comparison.split, comparison.baseline, row.decoder, name)
-            metric = by_name[name]
-            cell = replace(cell, by_length=_by_length(metric, mine, members))
-            cells[name] = _judge(cell, metric, mine, base, comparison.level, samples, permutations)
-        rows.append(Row(row.variant, row.decoder, row.cost, cells))
+    rows: list[Row] = []
+    for decoder in dict.fromkeys(row.decoder for row in comparison.rows):
+        baseline = statistics(runs, comparison.split, comparison.baseline, decoder)
+        for row in [row for row in comparison.rows if row.decoder == decoder]:
+            is_baseline = row.variant == comparison.baseline
+            mine = baseline if is_baseline else statistics(runs, comparison.split, row.variant, decoder)
+            cells = {}
+            for name, cell in row.cells.items():
+                cell = replace(cell, by_length=_by_length(by_name[name], mine[name], members))
+                base = {} if is_baseline else baseline.get(name, {})
+                cells[name] = _judge(
+                    cell, by_name[name], mine[name], base, comparison.level, samples, permutations
+                )
+            rows.append(replace(row, cells=cells))
+    order = [(row.variant, row.decoder) for row in comparison.rows]
+    rows.sort(key=lambda row: order.index((row.variant, row.decoder)))
     return replace(
         comparison,
         rows=tuple(rows),
@@ -65,21 +70,14 @@ def judge(
 
 
 def statistics(
-    runs: Sequence[Run], split: str, variant: str, decoder: str, metric: str
-) -> dict[int, np.ndarray]:
-    """[N,D] statistics by seed, of the runs of a variant that have them."""
-    found = {}
+    runs: Sequence[Run], split: str, variant: str, decoder: str
+) -> dict[str, dict[int, np.ndarray]]:
+    """[N,D] statistics by metric and seed, of the runs of a variant that were scored with this decoder."""
+    found: dict[str, dict[int, np.ndarray]] = {}
     for run in runs:
-        scores = run.scores.get((split, decoder))
-        if run.label == variant and scores is not None and metric in scores["metrics"]:
-            rows = scores["metrics"][metric].get("statistics")
-            try:
-                found[run.seed] = np.array(rows, dtype=np.float64)
-            except (TypeError, ValueError):
-                found[run.seed] = np.empty(0)
-            if found[run.seed].ndim != 2:
-                path = run.folder.path / "scores" / f"{split}-{decoder}.json"
-                raise InputError(f"{path}: the statistics of {metric} are no table of numbers")
+        if run.label == variant and (split, decoder) in run.scores:
+            for name, rows in run.statistics(split, decoder).items():
+                found.setdefault(name, {})[run.seed] = rows
     return found
 
 
@@ -150,6 +148,7 @@ def _judge(
         difference_low=change.low,
         difference_high=change.high,
         p_value=test.p_value,
+        p_examples=test.p_examples,
     )
 
 
@@ -161,11 +160,3 @@ def _by_length(
         float(np.mean([metric.score(rows[chosen].sum(axis=0)) for rows in mine.values()]))
         for chosen in members
     )
-
-
-def _width(run: Run, split: str) -> int:
-    """How many numbers the longest statistics of a run have."""
-    scores = [
-        metric for (s, _), found in run.scores.items() if s == split for metric in found["metrics"].values()
-    ]
-    return max((len(metric["statistics"][0]) for metric in scores if metric.get("statistics")), default=0)

@@ -164,7 +164,7 @@ class Record:
         ]
 
     def summary(self) -> Comparison:
-        return summarize(
+        summary = summarize(
             self.runs(),
             name=self.name,
             description=self.description,
@@ -172,6 +172,12 @@ class Record:
             baseline=self.baseline,
             states=self.states,
         )
+        warm = dict.fromkeys((run.label, run.needs) for run in self.planned if run.needs is not None)
+        notes = [
+            f"cost of {label}: without the training of {source}, from which it starts."
+            for label, source in warm
+        ]
+        return replace(summary, notes=tuple(notes))
 
     def write(self, comparison: Comparison) -> Path:
         """Write comparison.json, the recipes with all their variants, and the report; returns the report's path."""

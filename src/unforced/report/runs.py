@@ -10,8 +10,11 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from unforced.comparison import Comparison, read_comparison
 from unforced.errors import InputError
+from unforced.training.files import read_json
 from unforced.training.records import RunFolder
 
 APART = ("name", "description", "seeds", "baseline", "variants")  # keys of a recipe that change no run
@@ -33,7 +36,7 @@ class Run:
     dev: list[dict[str, Any]]
     best: dict[str, Any] | None
     finished: dict[str, Any] | None
-    scores: dict[tuple[str, str], dict[str, Any]]  # by split and decoder
+    scores: dict[tuple[str, str], dict[str, Any]]  # by split and decoder, without the statistics
 
     def predictions(self, split: str, decoder: str) -> list[dict[str, Any]]:
         rows = self.folder.predictions(split, decoder)
@@ -41,6 +44,19 @@ class Run:
         for number, row in enumerate(rows, start=1):
             _table(row, f"{path}:{number}", id=Real, source=object, answers=list, output=str)
         return rows
+
+    def statistics(self, split: str, decoder: str) -> dict[str, np.ndarray]:
+        """[N,D] statistics of each metric, read anew from the file."""
+        path = self.folder.path / "scores" / f"{split}-{decoder}.json"
+        tables = {}
+        for name, metric in _read_score(path)["metrics"].items():
+            try:
+                tables[name] = np.array(metric.get("statistics"), dtype=np.float64)
+            except (TypeError, ValueError):
+                tables[name] = np.empty(0)
+            if tables[name].ndim != 2:
+                raise InputError(f"{path}: the statistics of {name} are no table of numbers")
+        return tables
 
 
 def read_run(path: Path, label: str | None = None) -> Run:
@@ -153,12 +169,22 @@ def _label(runs: list[Run]) -> list[Run]:
 
 def _read_scores(folder: RunFolder) -> dict[tuple[str, str], dict[str, Any]]:
     scores = {}
-    for path, found in zip(sorted((folder.path / "scores").glob("*.json")), folder.scores()):
-        _table(found, f"{path}", split=str, decoder=str, metrics=dict)
-        for name, metric in found["metrics"].items():
-            _table(metric, f"{path}: {name}", score=(Real, type(None)), higher_is_better=bool, signature=str)
+    for path in sorted((folder.path / "scores").glob("*.json")):
+        found = _read_score(path)
+        for metric in found["metrics"].values():
+            rows = metric.pop("statistics", None)  # can be large: see ``Run.statistics``
+            metric["width"] = (
+                len(rows[0]) if isinstance(rows, list) and rows and isinstance(rows[0], list) else 0
+            )
         scores[found["split"], found["decoder"]] = found
     return scores
+
+
+def _read_score(path: Path) -> dict[str, Any]:
+    found = _table(read_json(path), f"{path}", split=str, decoder=str, metrics=dict)
+    for name, metric in found["metrics"].items():
+        _table(metric, f"{path}: {name}", score=(Real, type(None)), higher_is_better=bool, signature=str)
+    return found
 
 
 def _table(value: Any, where: str, **types: Any) -> Any:
