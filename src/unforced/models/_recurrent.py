@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import cast
+from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from unforced.models._dropout import dropout
+from unforced.models._precision import full_precision
 from unforced.models._sources import Memory, source_tokens
 from unforced.types import Batch
 
@@ -24,6 +25,18 @@ def lstm_layer(inputs: int, hidden: int) -> nn.LSTM:
     nn.init.zeros_(other_bias)
     bias.data[hidden : 2 * hidden] = 1.0  # gates are input, forget, cell, output
     return layer
+
+
+def run_layer(layer: nn.LSTM, x: Tensor, carry: tuple[Tensor, Tensor] | None = None) -> Any:
+    """[R,T,E] and (h, c), each [1,R,H], through the fused kernel: its outputs and its last (h, c).
+
+    Under autocast on a CPU this keeps the parameters' precision, since few CPUs have an LSTM kernel in a lower one.
+    """
+    if x.device.type != "cpu" or not torch.is_autocast_enabled("cpu"):
+        return layer(x, carry)
+    dtype = layer.all_weights[0][0].dtype
+    with full_precision(x.device):
+        return layer(x.to(dtype), None if carry is None else (carry[0].to(dtype), carry[1].to(dtype)))
 
 
 class LSTMEncoder(nn.Module):
@@ -60,12 +73,13 @@ class LSTMEncoder(nn.Module):
             return x.flatten(0, 1).index_select(0, mirror).view(b, s, -1)
 
         states = self.embedding(ids)
-        for number, forwards in enumerate(self.forwards):
+        backwards = cast("Sequence[nn.LSTM]", self.backwards)
+        for number, forwards in enumerate(cast("Sequence[nn.LSTM]", self.forwards)):
             states = dropout(states, self.rate, self.training)
-            ahead, _ = forwards(states)
+            ahead, _ = run_layer(forwards, states)
             summary = ahead[rows, lengths - 1]
-            if self.backwards:
-                back, _ = self.backwards[number](mirrored(states))
+            if backwards:
+                back, _ = run_layer(backwards[number], mirrored(states))
                 summary = torch.cat([summary, back[rows, lengths - 1]], dim=-1)
                 states = torch.cat([ahead, mirrored(back)], dim=-1)
             else:
@@ -92,7 +106,7 @@ class Recurrence(nn.Module):
 
     def forward(self, x: Tensor, carry: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         states, cells = [], []
-        layers = cast("Iterable[nn.LSTM]", self.layers)
+        layers = cast("Sequence[nn.LSTM]", self.layers)
         for number, (layer, h, c) in enumerate(zip(layers, carry[0].unbind(1), carry[1].unbind(1))):
             if number:
                 x = dropout(x, self.rate, self.training)
@@ -100,7 +114,7 @@ class Recurrence(nn.Module):
                 h, c = torch.lstm_cell(x[:, 0], (h, c), *layer.all_weights[0])
                 x = h.unsqueeze(1)
             else:
-                x, (h, c) = layer(x, (h.unsqueeze(0).contiguous(), c.unsqueeze(0).contiguous()))
+                x, (h, c) = run_layer(layer, x, (h.unsqueeze(0).contiguous(), c.unsqueeze(0).contiguous()))
                 h, c = h[0], c[0]
             states.append(h)
             cells.append(c)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from unforced.errors import InputError
 from unforced.types import Batch
@@ -71,16 +71,3 @@ def source_classes(batch: Batch) -> Tensor:
 
 def _described(source: Tensor | None) -> str:
     return "no source" if source is None else f"{source.dtype} sources of shape {tuple(source.shape)}"
-
-
-class ClassEncoder(nn.Module):
-    """A class label as a memory of one position."""
-
-    def __init__(self, classes: int, width: int) -> None:
-        super().__init__()
-        self.width = width
-        self.embedding = nn.Embedding(classes, width)
-
-    def forward(self, batch: Batch) -> Memory:
-        vector = self.embedding(source_classes(batch))
-        return Memory(vector.unsqueeze(1), None, vector)

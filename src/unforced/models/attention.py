@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from unforced.masking import FLOOR
+from unforced.models._precision import full_precision
 from unforced.models._sources import Memory
 
 LIMIT = 20.0  # |Wq|, |Uk| beyond this saturate: e^(2·2·20) is still a float32
@@ -73,7 +74,8 @@ def additive_scores(queries: Tensor, keys: Tensor, energy: Tensor) -> Tensor:
     >>> torch.allclose(additive_scores((2 * q).exp(), (2 * k).exp(), v), plain, atol=1e-5)
     True
     """
-    return _AdditiveScores.apply(queries, keys, energy.to(queries.dtype))
+    with full_precision(queries.device):
+        return _AdditiveScores.apply(queries, keys, energy.to(queries.dtype))
 
 
 class _AdditiveScores(torch.autograd.Function):
@@ -82,37 +84,39 @@ class _AdditiveScores(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, queries: Tensor, keys: Tensor, energy: Tensor) -> Tensor:
         ctx.save_for_backward(queries, keys, energy)
-        parts = [_shares(q, k) @ energy for q, k in _chunks(queries, keys)]
+        n = _rows_at_a_time(queries, keys)
+        parts = [_shares(q, k) @ energy for q, k in zip(queries.split(n), keys.split(n))]
         return energy.sum() - 2 * (parts[0] if len(parts) == 1 else torch.cat(parts))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         queries, keys, energy = ctx.saved_tensors
-        grad = grad.contiguous()
-        to_queries, to_keys, to_energy = [], [], torch.zeros_like(energy)
-        at = 0
-        for q, k in _chunks(queries, keys):
-            g = grad[at : at + len(q)]
-            at += len(q)
-            r = _shares(q, k)  # [n,T,S,A]
-            to_energy += g.reshape(-1) @ r.flatten(0, 2)
-            slope = torch.addcmul(r, r, r, value=-1)  # r − r² = Q·∂(−r)/∂Q = K·∂(−r)/∂K
-            n, t, s, a = slope.shape
-            to_queries.append(torch.bmm(g.reshape(n * t, 1, s), slope.view(n * t, s, a)).view(n, t, a))
-            to_keys.append(slope.mul_(g.unsqueeze(-1)).sum(dim=1))
-        twice = 2 * energy
-        return (
-            torch.cat(to_queries).mul_(twice).div_(queries),
-            torch.cat(to_keys).mul_(twice).div_(keys),
-            grad.sum() - 2 * to_energy,
-        )
+        with full_precision(grad.device):
+            return _gradients(queries, keys, energy, grad.contiguous())
+
+
+def _gradients(queries: Tensor, keys: Tensor, energy: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    to_queries, to_keys, to_energy = [], [], torch.zeros_like(energy)
+    rows = _rows_at_a_time(queries, keys)
+    for q, k, g in zip(queries.split(rows), keys.split(rows), grad.split(rows)):
+        r = _shares(q, k)  # [n,T,S,A]
+        to_energy += g.reshape(-1) @ r.flatten(0, 2)
+        slope = torch.addcmul(r, r, r, value=-1)  # r − r² = Q·∂(−r)/∂Q = K·∂(−r)/∂K
+        n, t, s, a = slope.shape
+        to_queries.append(torch.bmm(g.reshape(n * t, 1, s), slope.view(n * t, s, a)).view(n, t, a))
+        to_keys.append(slope.mul_(g.unsqueeze(-1)).sum(dim=1))
+    twice = 2 * energy
+    return (
+        torch.cat(to_queries).mul_(twice).div_(queries),
+        torch.cat(to_keys).mul_(twice).div_(keys),
+        grad.sum() - 2 * to_energy,
+    )
 
 
 def _shares(q: Tensor, k: Tensor) -> Tensor:
     return (q.unsqueeze(2) * k.unsqueeze(1)).add_(1).reciprocal_()
 
 
-def _chunks(queries: Tensor, keys: Tensor) -> list[tuple[Tensor, Tensor]]:
-    rows = max(1, _CHUNK // max(1, queries.shape[1] * keys.shape[1] * keys.shape[2]))
-    return list(zip(queries.split(rows), keys.split(rows)))
+def _rows_at_a_time(queries: Tensor, keys: Tensor) -> int:
+    return max(1, _CHUNK // max(1, queries.shape[1] * keys.shape[1] * keys.shape[2]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -31,6 +30,16 @@ class Convolution:
             )
 
 
+class _GroupNorm(nn.GroupNorm):
+    """Groups of 16 channels, or one group; one image with one cell is no exception, as it is in PyTorch's check."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels // 16 if channels % 16 == 0 else 1, channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.group_norm(x, self.num_groups, self.weight, self.bias, self.eps)
+
+
 class ConvolutionalEncoder(nn.Module):
     """[B,C,H,W] images -> a memory [B,S,M] with one position for each cell of the last feature map, row by row.
 
@@ -51,9 +60,8 @@ class ConvolutionalEncoder(nn.Module):
         previous, height, breadth = image
         for number, channels in enumerate(shape.channels):
             stride = 1 if number == 0 else 2
-            groups = math.gcd(channels, 8)
             stages.append(nn.Conv2d(previous, channels, 3, stride=stride, padding=1, bias=False))
-            stages.extend([nn.GroupNorm(groups, channels), nn.ReLU(inplace=True)])
+            stages.extend([_GroupNorm(channels), nn.ReLU(inplace=True)])
             previous = channels
             height, breadth = (height - 1) // stride + 1, (breadth - 1) // stride + 1
         self.stages = nn.Sequential(*stages)

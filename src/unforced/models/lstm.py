@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from unforced.errors import InputError
 from unforced.models._dropout import dropout
 from unforced.models._recurrent import LSTMEncoder, Recurrence
-from unforced.models._sources import ClassEncoder
+from unforced.models._sources import source_classes
 from unforced.models._tokens import TargetTokens
 from unforced.models.attention import AdditiveAttention, Keys
 from unforced.models.convolution import Convolution, ConvolutionalEncoder
@@ -21,13 +21,14 @@ from unforced.types import Batch, DecoderState, Sizes
 
 @dataclass(frozen=True)
 class LSTM:
-    """An LSTM decoder over an LSTM encoder (token ids), a convolutional one (images), a class, or nothing.
+    """An LSTM decoder over an LSTM encoder (token ids) or a convolutional one (images), or a language model without.
 
     ``attention="bahdanau"`` scores the memory additively. Contexts are read after the recurrence, from its state
     (h_t = LSTM(h_{t−1}, y_{t−1}), c_t = attend(h_t)), so teacher forcing is one fused call; with ``input_feeding`` they
     are read before it, as in the paper (c_t = attend(h_{t−1}), h_t = LSTM(h_{t−1}, [y_{t−1}; c_t])), one step at a
     time. Features are tanh(W [h_t; c_t]) either way. ``attention="fixed"`` is for tagging: c_t is encoder state t and
-    enters the recurrence, and the decoder starts from zeros. Without a source this is a language model.
+    enters the recurrence, and the decoder starts from zeros. A language model may have classes: an embedding of the
+    class is then added to every input.
 
     ``hidden`` is the width of each direction of the encoder, of the decoder and of the attention; ``tie`` makes
     the features as wide as the embedding and shares its matrix with the output; ``convolution`` matters for images.
@@ -61,13 +62,13 @@ class LSTM:
     def build(self, sizes: Sizes) -> LSTMModel:
         if self.attention == "fixed" and sizes.source is None:
             raise InputError("fixed attention tags a source of token ids, and this data has none")
-        if self.input_feeding and sizes.source is None and sizes.image is None and sizes.classes is None:
-            raise InputError("input_feeding feeds contexts of a source, and this data has none")
+        if self.input_feeding and sizes.source is None and sizes.image is None:
+            raise InputError("input_feeding feeds contexts of token ids or images, and this data has neither")
         return LSTMModel(self, sizes)
 
 
 class _Shared(NamedTuple):
-    memory: Any  # Keys for additive attention, states [R,S,M] for fixed attention, None without a source
+    memory: Any  # Keys for additive attention, states [R,S,M] for fixed, a class [R,E], or None
     position: int  # tokens read so far
 
 
@@ -78,15 +79,14 @@ class LSTMModel(TargetTokens):
         features = spec.embedding if spec.tie else spec.hidden
         super().__init__(sizes.target, spec.embedding, features, spec.tie)
         self.spec = spec
-        self.encoder: LSTMEncoder | ConvolutionalEncoder | ClassEncoder | None = None
+        self.encoder: LSTMEncoder | ConvolutionalEncoder | None = None
         if sizes.source is not None:
             self.encoder = LSTMEncoder(
                 sizes.source, spec.embedding, spec.hidden, spec.layers, spec.bidirectional, spec.dropout
             )
         elif sizes.image is not None:
             self.encoder = ConvolutionalEncoder(sizes.image, spec.convolution, spec.hidden, spec.dropout)
-        elif sizes.classes is not None:
-            self.encoder = ClassEncoder(sizes.classes, spec.hidden)
+        self.classes = None if sizes.classes is None else nn.Embedding(sizes.classes, spec.embedding)
         width = 0 if self.encoder is None else self.encoder.width
         early = spec.attention == "fixed" or spec.input_feeding  # contexts enter the recurrence
         self.recurrence = Recurrence(
@@ -106,7 +106,8 @@ class LSTMModel(TargetTokens):
         shape = (len(batch), self.spec.layers, self.spec.hidden)
         zeros = self.embedding.new_zeros(shape)
         if self.encoder is None:
-            return DecoderState((zeros, zeros), _Shared(None, 0))
+            label = None if self.classes is None else self.classes(source_classes(batch))
+            return DecoderState((zeros, zeros), _Shared(label, 0))
         memory = self.encoder(batch)
         if self.attend is None or self.bridge is None:  # fixed attention
             states = memory.states
@@ -121,7 +122,8 @@ class LSTMModel(TargetTokens):
         shared: _Shared = state.shared
         memory = shared.memory
         inputs = dropout(inputs, self.spec.dropout, self.training)
-        if memory is None:  # a language model
+        if self.encoder is None:
+            inputs = inputs if memory is None else inputs + memory.unsqueeze(1)
             found, carry = self.recurrence(inputs, state.carry)
         elif self.attend is None:  # fixed attention
             contexts = positions(memory, shared.position, inputs.shape[1])

@@ -21,7 +21,7 @@ from unforced.models._blocks import (
     split_heads,
 )
 from unforced.models._dropout import dropout
-from unforced.models._sources import ClassEncoder, source_tokens
+from unforced.models._sources import source_tokens
 from unforced.models._tokens import TargetTokens
 from unforced.models.convolution import Convolution, ConvolutionalEncoder
 from unforced.types import Batch, DecoderState, Sizes
@@ -29,7 +29,7 @@ from unforced.types import Batch, DecoderState, Sizes
 
 @dataclass(frozen=True)
 class Transformer:
-    """Encoder blocks over token ids, the cells of a convolutional encoder (images) or a class; decoder blocks over them.
+    """Encoder blocks over token ids or the cells of a convolutional encoder (images), and decoder blocks over those.
 
     Blocks are pre-norm and bias-free, with ReLU, dropout on what each adds to its residual stream, and sinusoidal
     positions. ``tie`` shares the target embedding with the output; ``share_source`` has one embedding for both
@@ -58,8 +58,10 @@ class Transformer:
             raise InputError(f"decoder_layers must be at least 1, not {self.decoder_layers}")
 
     def build(self, sizes: Sizes) -> TransformerModel:
-        if sizes.source is None and sizes.image is None and sizes.classes is None:
-            raise InputError("the Transformer needs a source, and this data has none: use the causal model")
+        if sizes.source is None and sizes.image is None:
+            raise InputError(
+                "the Transformer reads token ids or images, and this data has neither: use causal"
+            )
         if self.share_source and sizes.source != sizes.target:
             raise InputError(
                 "share_source needs one vocabulary for both sides, but the source has "
@@ -80,12 +82,10 @@ class TransformerModel(TargetTokens):
         super().__init__(sizes.target, spec.width, tie=spec.tie)
         self.spec = spec
         shape = (spec.width, spec.heads, spec.feedforward, spec.dropout)
-        self.source: ConvolutionalEncoder | ClassEncoder | None = None
+        self.source: ConvolutionalEncoder | None = None
         self.source_embedding: nn.Parameter | None = None
         if sizes.image is not None:
             self.source = ConvolutionalEncoder(sizes.image, spec.convolution, spec.width, spec.dropout)
-        elif sizes.classes is not None:
-            self.source = ClassEncoder(sizes.classes, spec.width)
         elif sizes.source is not None and not spec.share_source:
             self.source_embedding = nn.Parameter(
                 torch.randn(sizes.source, spec.width) / math.sqrt(spec.width)

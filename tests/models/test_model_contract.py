@@ -1,0 +1,238 @@
+"""Every network keeps the promises of ``StepDecoder``: one table, no exemptions."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from model_cases import CASES, Case, batch_for, features, leaves, untouched
+
+from unforced import rows
+from unforced.models.protocol import ModelSpec, StepDecoder
+from unforced.objectives.cross_entropy import CrossEntropy
+from unforced.types import Batch, Progress
+
+pytestmark = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+
+
+def close(a: Any, b: Any) -> None:
+    torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
+
+
+def loss(model: Any, batch: Batch) -> torch.Tensor:
+    return CrossEntropy()(model, batch, progress=Progress(), rng=torch.Generator()).mean
+
+
+def single(batch: Batch) -> Batch:
+    """The batch with float32 images, for models in float32."""
+    if batch.source is None or not batch.source.is_floating_point():
+        return batch
+    return replace(batch, source=batch.source.float())
+
+
+def without_dropout(case: Case) -> Case:
+    return case._replace(spec=replace(case.spec, dropout=0.0)) if hasattr(case.spec, "dropout") else case
+
+
+def test_it_is_a_step_decoder(case: Case) -> None:
+    assert isinstance(case.spec, ModelSpec)
+    assert isinstance(case.model(), StepDecoder)
+    assert is_a_value(case.spec)
+
+
+def is_a_value(spec: Any) -> bool:
+    """Specifications are values: a copy is equal and has the same hash."""
+    other = copy.deepcopy(spec)
+    return spec == other and hash(spec) == hash(other)
+
+
+@pytest.mark.parametrize("sizes", [(1,) * 6, (2, 1, 3), (4, 2), (1, 5)])
+def test_advance_over_many_equals_advances_over_few(case: Case, sizes: tuple[int, ...]) -> None:
+    model, batch = case.model(), batch_for(case.sizes)
+    inputs = model.embed(batch.prefix)
+    whole, end = model.advance(model.start(batch), inputs)
+    state, parts = model.start(batch), []
+    for chunk in inputs.split(list(sizes), dim=1):
+        part, state = model.advance(state, chunk)
+        parts.append(part)
+    close(torch.cat(parts, dim=1), whole)
+    assert len(leaves(state)) == len(leaves(end))
+    for a, b in zip(leaves(state), leaves(end)):
+        close(a, b)
+
+
+def test_a_one_hot_mixture_is_a_token(case: Case) -> None:
+    model = case.model()
+    ids = torch.arange(9).view(3, 3)
+    close(model.embed_mix(F.one_hot(ids, 9).double()), model.embed(ids))
+    half = (model.embed(ids[:1]) + model.embed(ids[1:2])) / 2
+    close(model.embed_mix((F.one_hot(ids[:1], 9) + F.one_hot(ids[1:2], 9)).double() / 2), half)
+
+
+def test_padding_changes_nothing(case: Case) -> None:
+    model, batch = case.model(), batch_for(case.sizes)
+    wider = replace(
+        batch,
+        prefix=F.pad(batch.prefix, (0, 3), value=5),
+        gold=F.pad(batch.gold, (0, 3), value=5),
+        mask=F.pad(batch.mask, (0, 3)),
+    )
+    if batch.source_mask is not None:
+        assert batch.source is not None
+        junk = F.pad(batch.source.masked_fill(~batch.source_mask, 3), (0, 2), value=6)
+        wider = replace(wider, source=junk, source_mask=F.pad(batch.source_mask, (0, 2)))
+    close(features(model, wider)[wider.mask], features(model, batch)[batch.mask])
+    close(loss(model, wider), loss(model, batch))
+    for b in range(len(batch)):  # each example by itself, without its padding
+        alone = batch.select(torch.tensor([b]))
+        if batch.source_mask is not None:
+            assert alone.source is not None
+            assert alone.source_mask is not None
+            length = int(alone.source_mask.sum())
+            alone = replace(alone, source=alone.source[:, :length], source_mask=None)
+        close(features(model, alone)[alone.mask], features(model, batch)[b][batch.mask[b]])
+
+
+def test_row_order_changes_nothing(case: Case) -> None:
+    model, batch = case.model(), batch_for(case.sizes)
+    order = torch.tensor([2, 0, 3, 1])
+    close(features(model, batch.select(order)), features(model, batch)[order])
+
+
+def test_rows_follow_their_hypotheses(case: Case) -> None:
+    """After repeat, reorder and keep, outputs are those of the histories that the rows now stand for."""
+    model, batch, k = case.model(), batch_for(case.sizes), 3
+    ids = torch.randint(2, 9, (len(batch) * k, 3), generator=torch.Generator().manual_seed(5))
+    fresh = rows.repeat(model.start(batch), k)
+    first, state = model.advance(fresh, model.embed(ids))
+    each = model.start(batch.select(torch.arange(len(batch)).repeat_interleave(k)))
+    close(first, model.advance(each, model.embed(ids))[0])
+
+    inside = torch.tensor([[2, 0, 0], [1, 1, 2], [0, 1, 2], [2, 1, 0]])
+    order = (inside + k * torch.arange(len(batch)).unsqueeze(1)).flatten()
+    more = model.embed(ids.flip(0)[:, :2])
+    moved, after = model.advance(rows.reorder(state, order), more)
+    expected = model.advance(fresh, torch.cat([model.embed(ids[order]), more], dim=1))[0]
+    close(moved, expected[:, 3:])
+
+    mixed, _ = model.advance(rows.mix(state, F.one_hot(inside, k).double()), more)
+    close(mixed, moved)
+
+    kept = torch.tensor([0, 1, 2, 9, 10, 11])  # examples 0 and 3
+    close(
+        model.advance(rows.keep(after, kept), more[kept])[0],
+        model.advance(after, more)[0][kept],
+    )
+
+
+def test_a_fresh_state_can_be_reordered_and_mixed(case: Case) -> None:
+    model, batch = case.model(), batch_for(case.sizes)
+    state = rows.repeat(model.start(batch), 2)
+    inputs = model.embed(torch.tensor([[3], [4]]).repeat(len(batch), 1))
+    plain, _ = model.advance(state, inputs)
+    order = torch.tensor([1, 0]).repeat(len(batch)) + 2 * torch.arange(len(batch)).repeat_interleave(2)
+    close(model.advance(rows.reorder(state, order), inputs)[0], plain)
+    halves = torch.full((len(batch), 2, 2), 0.5, dtype=torch.float64)
+    close(model.advance(rows.mix(state, halves), inputs)[0], plain)
+
+
+def test_mixtures_pass_gradients_through_the_state(case: Case) -> None:
+    model, batch = case.model(), batch_for(case.sizes)
+    state = rows.repeat(model.start(batch), 2)
+    _, state = model.advance(state, model.embed(torch.tensor([[3, 5], [4, 6]]).repeat(len(batch), 1)))
+    weights = torch.full((len(batch), 2, 2), 0.5, dtype=torch.float64, requires_grad=True)
+    scores = model.score(model.advance(rows.mix(state, weights), model.embed(torch.full((8, 1), 7)))[0])
+    if state.carry is None:
+        assert not leaves(state.carry)  # a first-order table has no memory to mix
+        return
+    (grad,) = torch.autograd.grad(scores.square().sum(), weights)
+    assert grad.isfinite().all()
+    assert grad.abs().sum() > 0
+
+
+def test_gradients_reach_every_parameter(case: Case) -> None:
+    model, batch = case.model().train(), batch_for(case.sizes)
+    loss(model, batch).backward()
+    assert untouched(model) == []
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_advance_leaves_the_state_alone(case: Case) -> None:
+    model, batch = case.model(), batch_for(case.sizes)
+    state = model.start(batch)
+    for ids in (batch.prefix[:, :2], batch.prefix[:, 2:3], batch.prefix[:, 3:]):
+        before = [(leaf, leaf.clone(), leaf._version) for leaf in leaves(state)]
+        inputs = model.embed(ids)
+        once, following = model.advance(state, inputs)
+        for leaf, copied, version in before:
+            assert torch.equal(leaf, copied)
+            assert leaf._version == version
+        close(model.advance(state, inputs)[0], once)
+        state = following
+
+
+@pytest.mark.parametrize("at", [0, 2, 5])
+def test_features_never_see_later_inputs(case: Case, at: int) -> None:
+    model, batch = case.model(), batch_for(case.sizes)
+    changed = batch.prefix.clone()
+    changed[:, at:] = 8
+    state = model.start(batch)
+    first, _ = model.advance(state, model.embed(batch.prefix))
+    second, _ = model.advance(state, model.embed(changed))
+    close(second[:, :at], first[:, :at])
+    assert not torch.allclose(second[:, at:], first[:, at:])
+
+
+def test_dropout_is_for_training_only(case: Case) -> None:
+    model, batch = case.model(), batch_for(case.sizes)
+    assert torch.equal(features(model, batch), features(model, batch))
+    quiet = without_dropout(case).model()
+    close(features(quiet.train(), batch), features(model, batch))
+    if hasattr(case.spec, "dropout"):
+        model.train()
+        assert not torch.allclose(features(model, batch), features(model, batch))
+
+
+def test_bfloat16_autocast_stays_close_and_trains(case: Case) -> None:
+    model, batch = without_dropout(case).model().float(), single(batch_for(case.sizes))
+    exact = loss(model, batch)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        near = loss(model, batch)
+        state = model.start(batch)
+        _, state = model.advance(state, model.embed(batch.prefix[:, :2]))
+        step, _ = model.advance(state, model.embed_mix(F.one_hot(batch.prefix[:, 2:3], 9).float()))
+    near.backward()
+    assert untouched(model) == []
+    torch.testing.assert_close(near, exact, rtol=0.05, atol=0.05)
+    whole = features(model, batch)[:, 2:3]
+    torch.testing.assert_close(step.float(), whole.float(), rtol=0.1, atol=0.1)
+
+
+def test_weights_are_named_once_and_load_back(case: Case) -> None:
+    model, batch = case.model(0), batch_for(case.sizes)
+    other = case.model(1)
+    weights = model.state_dict()
+    places = [tensor.data_ptr() for tensor in weights.values()]
+    assert len(set(places)) == len(places)
+    other.load_state_dict(weights)
+    assert torch.equal(features(other, batch), features(model, batch))
+
+
+def test_building_follows_the_global_seed(case: Case) -> None:
+    first, second, third = case.model(3), case.model(3), case.model(4)
+    for a, b in zip(first.parameters(), second.parameters()):
+        assert torch.equal(a, b)
+    assert any(not torch.equal(a, b) for a, b in zip(first.parameters(), third.parameters()))
+
+
+def test_scoring_in_inference_mode_does_not_spoil_training(case: Case) -> None:
+    model, batch = case.model(), batch_for(case.sizes)
+    with torch.inference_mode():
+        expected = loss(model, batch)
+    trained = loss(model, batch)
+    trained.backward()
+    close(trained.detach(), expected.clone())

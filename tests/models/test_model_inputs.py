@@ -1,0 +1,174 @@
+"""Odd inputs either work as documented or raise one clear sentence."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from model_cases import CASES, CLASSES, IMAGE, NOTHING, SYMBOLS, TOKENS, batch_for, features, untouched
+
+from unforced.errors import InputError
+from unforced.models.causal import Causal
+from unforced.models.convolution import Convolution
+from unforced.models.lstm import LSTM
+from unforced.models.toy import Toy
+from unforced.models.transformer import Transformer
+from unforced.types import Batch, Sizes
+
+TOKEN_CASES = [name for name, case in CASES.items() if case.sizes.source is not None]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: LSTM(hidden=0), "hidden must be at least 1"),
+        (lambda: LSTM(layers=0), "layers must be at least 1"),
+        (lambda: LSTM(dropout=1.0), "dropout must lie in"),
+        (lambda: LSTM(attention="dot"), "bahdanau or fixed, not 'dot'"),  # type: ignore[arg-type]
+        (lambda: LSTM(attention="fixed", input_feeding=True), "leave input_feeding off"),
+        (lambda: LSTM(attention="fixed").build(IMAGE), "this data has none"),
+        (lambda: LSTM(input_feeding=True).build(NOTHING), "this data has neither"),
+        (lambda: Transformer(width=10, heads=4), "multiple of heads, not 10 for 4 heads"),
+        (lambda: Transformer(dropout=-0.1), "dropout must lie in"),
+        (lambda: Transformer(feedforward=0), "feedforward must be at least 1"),
+        (lambda: Transformer(decoder_layers=0), "decoder_layers must be at least 1"),
+        (lambda: Transformer(encoder_layers=-1), "encoder_layers must not be negative"),
+        (lambda: Transformer().build(NOTHING), "use causal"),
+        (lambda: Transformer().build(CLASSES), "use causal"),
+        (lambda: Transformer(share_source=True).build(TOKENS), "source has 7 tokens and the target 9"),
+        (lambda: Transformer(share_source=True).build(IMAGE), "source has no tokens"),
+        (lambda: Causal(layers=0), "layers must be at least 1"),
+        (lambda: Causal().build(TOKENS), "sources of token ids: use lstm or transformer"),
+        (lambda: Causal().build(IMAGE), "sources of images: use lstm or transformer"),
+        (lambda: Toy(order=3), "order is 1 or 2"),  # type: ignore[arg-type]
+        (lambda: Toy().build(IMAGE), "no images"),
+        (lambda: Convolution(()), "one or more positive numbers"),
+        (lambda: Convolution((8, 0)), "one or more positive numbers"),
+    ],
+)
+def test_impossible_specifications_are_refused(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "message"),
+    [
+        ("lstm", None, "token ids [B,S], but the batch has no source"),
+        ("lstm", torch.zeros(4, 3), "has torch.float32 sources of shape (4, 3)"),
+        ("transformer", torch.zeros(4, dtype=torch.long), "has torch.int64 sources of shape (4,)"),
+        ("transformer-image", torch.zeros(4, 2, 5, 6), "images of 2×6×5 (channels, height, width)"),
+        ("transformer-image", torch.zeros(4, 6, 5), "has torch.float32 sources of shape (4, 6, 5)"),
+        ("lstm-image", torch.zeros(4, 2, 6, 5, dtype=torch.uint8), "has torch.uint8 sources"),
+        ("lstm-image", None, "no source"),
+        ("lstm-class", torch.zeros(4, 2, dtype=torch.long), "class labels [B]"),
+        ("causal-class", None, "class labels [B], but the batch has no source"),
+        ("causal", torch.zeros(4, dtype=torch.long), "built without classes"),
+        ("toy-class", torch.zeros(4), "class labels [B]"),
+    ],
+)
+def test_sources_of_another_kind_are_refused(name: str, source: Any, message: str) -> None:
+    case = CASES[name]
+    batch = replace(batch_for(case.sizes), source=source, source_mask=None)
+    with pytest.raises(InputError, match=re.escape(message)):
+        case.model().start(batch)
+
+
+@pytest.mark.parametrize("name", TOKEN_CASES)
+def test_masks_that_are_no_padding_are_refused(name: str) -> None:
+    case = CASES[name]
+    batch = batch_for(case.sizes)
+    assert batch.source_mask is not None
+    with pytest.raises(InputError, match="padded at their end"):
+        case.model().start(replace(batch, source_mask=batch.source_mask.flip(1)))
+    with pytest.raises(InputError, match="must agree"):
+        case.model().start(replace(batch, source_mask=batch.source_mask[:, 1:]))
+
+
+@pytest.mark.parametrize("name", TOKEN_CASES)
+def test_empty_and_short_sources_work(name: str) -> None:
+    """An empty source is the same in a batch of its own, beside others and behind any padding; gradients are finite."""
+    case = CASES[name]
+    model, batch = case.model(), batch_for(case.sizes)
+    assert batch.source is not None
+    assert batch.source_mask is not None
+    mask = batch.source_mask.clone()
+    mask[0] = False
+    beside = features(model, replace(batch, source_mask=mask))
+    alone = batch.select(torch.tensor([0]))
+    none = torch.zeros(1, 0, dtype=torch.long)
+    by_itself = features(model, replace(alone, source=none, source_mask=none.bool()))
+    torch.testing.assert_close(beside[:1], by_itself, rtol=0, atol=1e-10)
+    whole = features(model, batch)
+    torch.testing.assert_close(beside[1:], whole[1:], rtol=0, atol=1e-10)
+    assert not torch.allclose(beside[0], whole[0])
+    model.score(beside).square().sum().backward()
+    assert untouched(model) == []
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_example_of_one_token_works(name: str) -> None:
+    case = CASES[name]
+    batch = batch_for(case.sizes, examples=3).select(torch.tensor([2]))
+    one = Batch.of_gold(batch.gold[:, :1], batch.mask[:, :1], SYMBOLS, source=batch.source)
+    if batch.source is not None and batch.source_mask is not None:
+        one = replace(one, source=batch.source[:, :1], source_mask=batch.source_mask[:, :1])
+    assert case.model().score(features(case.model(), one)).shape == (1, 1, 9)
+
+
+def test_fixed_attention_sees_one_position_at_a_time() -> None:
+    """With a unidirectional encoder, features at i depend on the source up to i and on nothing behind it."""
+    case = CASES["lstm-fixed-uni"]
+    model, batch = case.model(), batch_for(case.sizes)
+    assert batch.source is not None
+    full = replace(batch, source_mask=None)
+    before = features(model, full)
+    for at in range(5):
+        changed = batch.source.clone()
+        changed[:, at] = (changed[:, at] + 1) % 7
+        after = features(model, replace(full, source=changed))
+        torch.testing.assert_close(after[:, :at], before[:, :at], rtol=0, atol=1e-10)
+        assert not torch.allclose(after[:, at], before[:, at])
+
+
+def test_fixed_attention_starts_from_zeros_and_sees_zeros_behind_the_source() -> None:
+    case = CASES["lstm-fixed"]
+    model, batch = case.model(), batch_for(case.sizes)
+    state = model.start(batch)
+    assert all(not leaf.any() for leaf in state.carry)
+    assert not state.shared.memory[1, 1:].any()  # example 1 has one token
+    ids = torch.full((4, 9), 4)
+    whole, end = model.advance(state, model.embed(ids))
+    assert whole.isfinite().all()
+    assert end.shared.position == 9
+    assert batch.source is not None
+    assert batch.source_mask is not None
+    longer = replace(batch, source=F.pad(batch.source, (0, 4)), source_mask=F.pad(batch.source_mask, (0, 4)))
+    torch.testing.assert_close(
+        model.advance(model.start(longer), model.embed(ids))[0], whole, rtol=0, atol=1e-10
+    )
+
+
+def test_tied_and_shared_matrices_are_one_parameter() -> None:
+    small: dict[str, Any] = {
+        "width": 8,
+        "heads": 2,
+        "feedforward": 8,
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+    }
+
+    def count(**options: Any) -> int:
+        model = Transformer(**small, **options).build(Sizes(target=9, source=9))
+        return sum(p.numel() for p in model.parameters())
+
+    assert count(tie=False) - count(tie=True) == 9 * 8
+    assert count(share_source=False) - count(share_source=True) == 9 * 8
+    tied, free = (LSTM(hidden=8, embedding=8, tie=t).build(TOKENS) for t in (True, False))
+    assert sum(p.numel() for p in free.parameters()) - sum(p.numel() for p in tied.parameters()) == 9 * 8
