@@ -6,13 +6,13 @@ import os
 import random
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from toy_training import Noisy, Run, Slow, content, join
 
-from unforced.training.files import PART
 from unforced.training.records import RunFolder
 
 OPTIONS: dict[str, Any] = {
@@ -35,57 +35,52 @@ def wait_for(condition: Any, child: Any) -> None:
         pass
 
 
-def kill(run: Run, rng: random.Random, *, inside: bool) -> str:
-    """Start the run, let it get a step further and kill it at a random moment, or while it writes a checkpoint."""
-    steps = lambda: sorted(run.folder.glob("checkpoints/step-*"))  # noqa: E731
-    parts = lambda: sorted(run.folder.glob(f"checkpoints/{PART}step-*"))  # noqa: E731
-    before = steps()
+def kill(run: Run, rng: random.Random) -> None:
+    """Start the run, let it get a step further and kill it at a random moment."""
+    before = sorted(run.folder.glob("checkpoints/step-*"))
     (child,) = run.start()
-    wait_for(lambda: steps() not in ([], before), child)
+    wait_for(lambda: sorted(run.folder.glob("checkpoints/step-*")) not in ([], before), child)
     time.sleep(rng.uniform(0.0, 0.05))
-    if inside:
-        wait_for(parts, child)
     child.kill()
     child.join()
-    return "late" if child.exitcode != -signal.SIGKILL else "inside" if parts() else "between"
 
 
-def killed_and_whole(folder: Path, *, accumulate: int, epochs: int, kills: int, seed: int) -> list[str]:
-    """Compare a run that was killed with one that was not; returns when the kills came."""
+def killed_and_whole(
+    folder: Path, *, accumulate: int, epochs: int, kills: int, operations: list[int]
+) -> None:
+    """Compare a run that was killed at random moments, and at those of its ``operations``, with one that was not."""
     options = {**OPTIONS, "accumulate": accumulate, "epochs": epochs}
-    whole = Run(folder / "whole", options, SETTINGS)
-    broken = Run(folder / f"broken-{seed}", options, SETTINGS)
-    if not whole.folder.exists():
-        assert whole.finish() == [0]
-    rng = random.Random(seed)
-    moments = [kill(broken, rng, inside=number % 2 == 1) for number in range(kills)]
+    whole, broken = Run(folder / "whole", options, SETTINGS), Run(folder / "broken", options, SETTINGS)
+    assert whole.finish() == [0]
+    for count in operations:
+        assert replace(broken, dies_at=count).finish() == [-signal.SIGKILL]
+    for number in range(kills):
+        kill(broken, random.Random(number))
     assert broken.finish() == [0]
     assert content(broken.folder) == content(whole.folder)
     ids = [
         row for update in RunFolder(broken.folder).samples() if update["epoch"] == 1 for row in update["ids"]
     ]
     assert sorted(ids) == list(range(60))  # none repeated, none dropped
-    return moments
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_kill_9_changes_nothing(folder: Path, accumulate: int) -> None:
-    assert "inside" in killed_and_whole(folder, accumulate=accumulate, epochs=4, kills=4, seed=1)
+    """Two kills at any moment, others while the folder is created and inside of saves."""
+    operations = [5, 14, 22, 27, 33]
+    killed_and_whole(folder, accumulate=accumulate, epochs=3, kills=2, operations=operations)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_many_kills_change_nothing(folder: Path, accumulate: int) -> None:
-    moments = []
-    for seed in (2, 3, 4):
-        moments += killed_and_whole(folder, accumulate=accumulate, epochs=9, kills=8, seed=seed)
-    assert moments.count("inside") > 5
-    assert moments.count("between") > 2
+    """A kill at each single operation of creating the folder and of saving, and a dozen at any moment."""
+    killed_and_whole(folder, accumulate=accumulate, epochs=9, kills=12, operations=list(range(1, 31)))
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_signals_save_and_exit(folder: Path, number: int, code: int) -> None:
-    options = {**OPTIONS, "save_every": None, "validate_every": None, "epochs": 30}
+    options = {**OPTIONS, "save_every": None, "validate_every": None, "epochs": 12}
     whole, stopped = Run(folder / "whole", options, SETTINGS), Run(folder / "stopped", options, SETTINGS)
     (child,) = stopped.start()
     wait_for(lambda: (stopped.folder / "best.json").exists(), child)

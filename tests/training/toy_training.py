@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
+import shutil
+import signal
 import socket
 import time
 from collections.abc import Sequence
@@ -241,6 +243,7 @@ class Run:
     options: dict[str, Any]
     settings: dict[str, Any] = field(default_factory=dict)
     world: int = 1
+    dies_at: int | None = None  # which operation on the disk the child does not live to see
 
     def start(self) -> list[Any]:
         port = free_port() if self.world > 1 else 0
@@ -251,6 +254,8 @@ class Run:
 
     def child(self, rank: int, port: int) -> None:
         torch.set_num_threads(1)
+        if self.dies_at is not None:
+            die_at(self.dies_at)
         if self.world > 1:  # what torchrun would say
             os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(self.world)}
             os.environ |= {
@@ -268,6 +273,22 @@ class Run:
     def finish(self) -> list[int]:
         """Train to the end; returns the children's exit codes."""
         return join(self.start())
+
+
+def die_at(count: int) -> None:
+    """Let this process kill itself just before the ``count``-th time it syncs, renames or removes something."""
+    left = iter(range(count - 1, -1, -1))
+
+    def deadly(real: Any) -> Any:
+        def operate(*arguments: Any, **options: Any) -> Any:
+            if next(left) == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*arguments, **options)
+
+        return operate
+
+    for module, name in [(os, "fsync"), (os, "rename"), (os, "replace"), (shutil, "rmtree")]:
+        setattr(module, name, deadly(getattr(module, name)))
 
 
 def join(children: list[Any]) -> list[int]:
