@@ -68,7 +68,8 @@ def test_impossible_specifications_are_refused(make: Callable[[], Any], message:
         ("lstm-image", None, "no source"),
         ("lstm-class", torch.zeros(4, 2, dtype=torch.long), "class labels [B]"),
         ("causal-class", None, "class labels [B], but the batch has no source"),
-        ("causal", torch.zeros(4, dtype=torch.long), "built without classes"),
+        ("causal", torch.zeros(4, dtype=torch.long), "built without a source"),
+        ("lstm-language", torch.zeros(4, dtype=torch.long), "built without a source"),
         ("toy-class", torch.zeros(4), "class labels [B]"),
     ],
 )

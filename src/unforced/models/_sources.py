@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from unforced.errors import InputError
 from unforced.types import Batch
@@ -67,6 +67,17 @@ def source_classes(batch: Batch) -> Tensor:
     if labels is None or labels.dim() != 1 or labels.is_floating_point():
         raise InputError(f"this model reads class labels [B], but the batch has {_described(labels)}")
     return labels
+
+
+def class_vectors(embedding: nn.Embedding | None, batch: Batch) -> Tensor | None:
+    """[B,E] embeddings of the class labels for a model that has classes, and None for one that reads no source."""
+    if embedding is not None:
+        return embedding(source_classes(batch))
+    if batch.source is not None:
+        raise InputError(
+            f"this model was built without a source, but the batch has {_described(batch.source)}"
+        )
+    return None
 
 
 def _described(source: Tensor | None) -> str:

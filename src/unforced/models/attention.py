@@ -26,7 +26,7 @@ class Keys(NamedTuple):
 
 
 class AdditiveAttention(nn.Module):
-    """Context of each query: Σ_s a_ts · m_s with a_t = softmax_s(vᵀ tanh(W q_t + U m_s)) (Bahdanau et al. 2015, A.1.2).
+    """Context of each query: Σ_s a_ts · m_s with a_ts = softmax_s(vᵀ tanh(W q_t + U m_s)).
 
     ``start`` projects the memory once; calling the module with queries [R,T,Q] then gives contexts [R,T,M]. A row
     whose memory is entirely masked has the zero context.

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from unforced.errors import InputError
 from unforced.models._blocks import DecoderBlocks, check_shape
-from unforced.models._sources import source_classes
+from unforced.models._sources import class_vectors
 from unforced.models._tokens import TargetTokens
 from unforced.types import Batch, DecoderState, Sizes
 
@@ -58,11 +58,7 @@ class CausalModel(TargetTokens):
         )
 
     def start(self, batch: Batch) -> DecoderState:
-        if self.classes is None:
-            if batch.source is not None:
-                raise InputError("this causal model was built without classes, but the batch has sources")
-            return DecoderState(None, None)
-        return DecoderState(None, self.classes(source_classes(batch)))  # [B,width]
+        return DecoderState(None, class_vectors(self.classes, batch))
 
     def advance(self, state: DecoderState, inputs: Tensor) -> tuple[Tensor, DecoderState]:
         if state.shared is not None:

@@ -15,7 +15,7 @@ from unforced.types import Batch
 
 @dataclass(frozen=True)
 class Convolution:
-    """The shape of a convolutional encoder: a 3×3 convolution for each of ``channels``, all but the first of stride 2.
+    """A convolutional encoder's shape: a 3×3 convolution for each of ``channels``, all but the first of stride 2.
 
     >>> Convolution(channels=(16, 32))
     Convolution(channels=(16, 32))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from unforced.errors import InputError
 from unforced.models._dropout import dropout
 from unforced.models._recurrent import LSTMEncoder, Recurrence
-from unforced.models._sources import source_classes
+from unforced.models._sources import class_vectors
 from unforced.models._tokens import TargetTokens
 from unforced.models.attention import AdditiveAttention, Keys
 from unforced.models.convolution import Convolution, ConvolutionalEncoder
@@ -21,14 +21,19 @@ from unforced.types import Batch, DecoderState, Sizes
 
 @dataclass(frozen=True)
 class LSTM:
-    """An LSTM decoder over an LSTM encoder (token ids) or a convolutional one (images), or a language model without.
+    """An LSTM decoder over an LSTM encoder (token ids) or a convolutional one (images); a language model without.
 
-    ``attention="bahdanau"`` scores the memory additively. Contexts are read after the recurrence, from its state
-    (h_t = LSTM(h_{t−1}, y_{t−1}), c_t = attend(h_t)), so teacher forcing is one fused call; with ``input_feeding`` they
-    are read before it, as in the paper (c_t = attend(h_{t−1}), h_t = LSTM(h_{t−1}, [y_{t−1}; c_t])), one step at a
-    time. Features are tanh(W [h_t; c_t]) either way. ``attention="fixed"`` is for tagging: c_t is encoder state t and
-    enters the recurrence, and the decoder starts from zeros. A language model may have classes: an embedding of the
-    class is then added to every input.
+    ``attention="bahdanau"`` scores the memory additively (Bahdanau et al. 2015). Contexts are read from the state
+    after the recurrence, so that teacher forcing is one fused call:
+
+        h_t = LSTM(h_{t−1}, y_{t−1}),  c_t = attend(h_t),  features_t = tanh(W [h_t; c_t])
+
+    With ``input_feeding`` they are read before it and enter it, as in the paper, one step at a time:
+
+        c_t = attend(h_{t−1}),  h_t = LSTM(h_{t−1}, [y_{t−1}; c_t]),  features_t = tanh(W [h_t; c_t])
+
+    ``attention="fixed"`` is for tagging: c_t is encoder state t and enters the recurrence, and the decoder starts
+    from zeros. A language model may have classes: an embedding of the class is then added to every input.
 
     ``hidden`` is the width of each direction of the encoder, of the decoder and of the attention; ``tie`` makes
     the features as wide as the embedding and shares its matrix with the output; ``convolution`` matters for images.
@@ -86,7 +91,9 @@ class LSTMModel(TargetTokens):
             )
         elif sizes.image is not None:
             self.encoder = ConvolutionalEncoder(sizes.image, spec.convolution, spec.hidden, spec.dropout)
-        self.classes = None if sizes.classes is None else nn.Embedding(sizes.classes, spec.embedding)
+        self.classes = None
+        if self.encoder is None and sizes.classes is not None:
+            self.classes = nn.Embedding(sizes.classes, spec.embedding)
         width = 0 if self.encoder is None else self.encoder.width
         early = spec.attention == "fixed" or spec.input_feeding  # contexts enter the recurrence
         self.recurrence = Recurrence(
@@ -106,8 +113,7 @@ class LSTMModel(TargetTokens):
         shape = (len(batch), self.spec.layers, self.spec.hidden)
         zeros = self.embedding.new_zeros(shape)
         if self.encoder is None:
-            label = None if self.classes is None else self.classes(source_classes(batch))
-            return DecoderState((zeros, zeros), _Shared(label, 0))
+            return DecoderState((zeros, zeros), _Shared(class_vectors(self.classes, batch), 0))
         memory = self.encoder(batch)
         if self.attend is None or self.bridge is None:  # fixed attention
             states = memory.states

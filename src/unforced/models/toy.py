@@ -16,9 +16,9 @@ from unforced.types import Batch, DecoderState, Sizes
 
 @dataclass(frozen=True)
 class Toy:
-    """score(y_t = w) = table[context, w] (+ Σ over source tokens x of table[x, w]), with normal entries times ``scale``.
+    """score(y_t = w) = table[context, w] + Σ over source tokens x of table[x, w].
 
-    The context is the last token (``order`` 1) or the last two (``order`` 2; the state then carries a token).
+    Entries are drawn from a normal distribution times ``scale``. The context is the last token (``order`` 1) or the last two (``order`` 2; the state then carries a token).
 
     >>> model = Toy(order=2).build(Sizes(target=4))
     >>> model.table.shape
