@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple, TextIO
 
 from unforced.comparison import Cell, Comparison, Measure, Row
@@ -97,7 +98,7 @@ def comparison_notes(comparison: Comparison) -> tuple[str, ...]:
         notes.append(
             f"{level} interval: percentile bootstrap of the mean over {both}, {comparison.bootstrap_samples} samples."
         )
-    if any(cell.best is not None for row in comparison.rows for cell in row.cells.values()):
+    if len(seeds) > 1 and any(c.best is not None for row in comparison.rows for c in row.cells.values()):
         notes.append(
             f"best dev: {comparison.split} score of the seed with the best development score (first metric, same decoder)."
         )
@@ -184,6 +185,8 @@ def _table(comparison: Comparison, measure: Measure) -> Table:
     places = decimals(cell.mean for _, cell in chosen)
     level = f"{comparison.level:.0%}".replace("%", " %")
     header = ("variant", "decoder", "score", f"{level} interval", "best dev", "change", "interval of change", "p", "cost")  # fmt: skip
+    if len(comparison.seeds) == 1:  # the best of one says nothing new
+        chosen = [(row, replace(cell, best=None)) for row, cell in chosen]
     rows = [_cells(row, cell, places, comparison.baseline) for row, cell in chosen]
     kept = [i for i in range(len(header)) if i < 3 or any(row[i] not in (DASH, BASELINE) for row in rows)]
     return Table(
