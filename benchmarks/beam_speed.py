@@ -1,0 +1,175 @@
+"""Beam search, milliseconds a sentence, against Hugging Face's ``generate`` on the same network with the same weights.
+
+Two situations, each with one sentence at a time and with sixteen: all outputs forced to one length, so that both sides
+make exactly the same number of steps; and a model trained a little, whose hypotheses end when they like.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import corpus
+from harness import WORK, interleave, ratio, row, say
+from shapes import TRANSFORMER, huggingface_transformer, unforced_model
+from weights import copy_transformer
+
+TARGET = 1.0
+BEAM = 5
+FORCED = 20  # tokens of every output where the length is forced
+LONGEST = 60
+BATCHES = (1, 16)
+UPDATES = 250  # of 64 pairs: enough for outputs that look like sentences and end
+
+
+def run(*, quick: bool, threads: int) -> dict:
+    import torch
+
+    torch.set_num_threads(threads)
+    torch.set_flush_denormal(True)  # for both sides alike
+    data = corpus.prepare(WORK)
+    ours = _trained(data, 100 if quick else UPDATES)
+    theirs = huggingface_transformer(
+        TRANSFORMER, data.vocabulary, pad=corpus.PAD, bos=corpus.BOS, eos=corpus.EOS
+    )
+    copy_transformer(ours, theirs)
+    ours.eval()
+    theirs.eval()
+    rounds, sentences = (3, 16) if quick else (9, 32)
+    pairs = data.ids("dev")[: BATCHES[-1] * (sentences // BATCHES[-1])]
+    rows, agreement = [], {}
+    for forced in (True, False):
+        lengths = (FORCED, FORCED) if forced else (1, LONGEST)
+        for size in BATCHES:
+            chosen = pairs[: 6 if size == 1 and quick else 12 if size == 1 else None]
+            batches = [_batch(chosen[i : i + size]) for i in range(0, len(chosen), size)]
+            sides = {
+                "unforced": _ours(ours, batches, *lengths),
+                "huggingface": _theirs(theirs, batches, *lengths),
+            }
+            title = f"beam {BEAM}, batch {size}, {f'{FORCED} tokens forced' if forced else 'ends by itself'}"
+            say(f"  {title}")
+            outputs = {name: search() for name, search in sides.items()}
+            if forced:
+                assert all(len(o) == FORCED for found in outputs.values() for o in found), "lengths differ"
+            else:
+                same = sum(a == b for a, b in zip(*outputs.values(), strict=True))
+                agreement[f"batch {size}"] = f"{same} of {len(chosen)}"
+                mean = statistics.mean(len(output) for output in outputs["unforced"])
+                title += f" ({mean:.1f} tokens on average)"
+            times = interleave(
+                {name: _timed(search, len(chosen)) for name, search in sides.items()},
+                rounds,
+                unit="ms/sentence",
+            )
+            figure = ratio(times["unforced"], times["huggingface"])
+            medians = [statistics.median(times[name]) for name in ("unforced", "huggingface")]
+            rows.append(
+                row(
+                    f"{title}: cost a sentence",
+                    "Hugging Face generate",
+                    figure,
+                    target=f"<= {TARGET}",
+                    passed=figure["median"] <= TARGET,
+                    absolute=f"{medians[0]:.1f} and {medians[1]:.1f} ms",
+                )
+            )
+    return {
+        "rows": rows,
+        "settings": {
+            "model": f"Transformer 3+3, 256 wide, {data.vocabulary} pieces, float32, the same weights on both sides",
+            "data": f"development part of {data.name}",
+            "rounds": f"{rounds}, after one to warm up",
+            "search": "length penalty 1, early_stopping False (ours: heuristic), key/value caches, one output",
+            "equal outputs where they end by themselves": agreement,
+        },
+    }
+
+
+def _trained(data: corpus.Corpus, updates: int):
+    """Our Transformer after some updates of plain cross-entropy; kept below ``WORK`` for the next run."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    from unforced.objectives.cross_entropy import CrossEntropy
+    from unforced.types import Progress, Sizes
+
+    torch.manual_seed(1)
+    model = unforced_model("transformer", TRANSFORMER).build(Sizes(data.vocabulary, data.vocabulary))
+    kept = WORK / f"beam-{data.name}-{updates}.safetensors"
+    if kept.is_file():
+        found = load_file(kept)
+        if {k: v.shape for k, v in found.items()} == {k: v.shape for k, v in model.state_dict().items()}:
+            model.load_state_dict(found)
+            return model
+    say(f"  training the model that is searched with, {updates} updates (kept for the next time)")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.98), fused=True)
+    order = torch.randperm(data.train, generator=torch.Generator().manual_seed(1)).tolist()
+    pairs, objective, rng = data.ids("train"), CrossEntropy(), torch.Generator().manual_seed(1)
+    model.train()
+    for step in range(updates):
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-3 * min(1.0, (step + 1) / 50)
+        batch = _batch([pairs[i] for i in order[64 * step : 64 * (step + 1)]])
+        loss = objective(model, batch, progress=Progress(step), rng=rng)
+        loss.mean.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        if (step + 1) % 50 == 0:
+            say(f"    {step + 1} updates, loss {float(loss.mean.detach()):.2f}")
+    save_file(model.state_dict(), kept)
+    return model
+
+
+def _batch(pairs: list[tuple[list[int], list[int]]]):
+    from unforced.tasks.collate import collate
+    from unforced.types import Encoded, Symbols
+
+    symbols = Symbols(corpus.PAD, corpus.BOS, corpus.EOS, banned=(corpus.PAD, corpus.BOS))
+    encoded = [Encoded(source, target) for source, target in pairs]
+    return collate(encoded, list(range(len(pairs))), symbols, source_pad=corpus.PAD)
+
+
+def _ours(model, batches: list, shortest: int, longest: int) -> Callable[[], list[list[int]]]:
+    from unforced.decoding.beam import Beam
+
+    # With shortest = longest, EOS is banned throughout, and the search ends at the limit.
+    decoder = Beam(beam=BEAM, min_length=shortest, max_length=longest)
+
+    def search() -> list[list[int]]:
+        return [ids for batch in batches for ids in decoder(model, batch).ids(batch.symbols)]
+
+    return search
+
+
+def _theirs(model, batches: list, shortest: int, longest: int) -> Callable[[], list[list[int]]]:
+    def search() -> list[list[int]]:
+        outputs = []
+        for batch in batches:
+            found = model.generate(
+                input_ids=batch.source,
+                attention_mask=batch.source_mask.long(),
+                num_beams=BEAM,
+                do_sample=False,
+                length_penalty=1.0,
+                early_stopping=False,
+                min_new_tokens=shortest,
+                max_new_tokens=longest,
+            )
+            for ids in found[:, 1:].tolist():
+                end = next((i for i, token in enumerate(ids) if token in (corpus.EOS, corpus.PAD)), len(ids))
+                outputs.append(ids[:end])
+        return outputs
+
+    return search
+
+
+def _timed(search: Callable[[], list], sentences: int) -> Callable[[], float]:
+    def turn() -> float:
+        begin = time.perf_counter()
+        search()
+        return 1000 * (time.perf_counter() - begin) / sentences
+
+    return turn

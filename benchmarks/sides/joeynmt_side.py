@@ -1,0 +1,164 @@
+"""JoeyNMT's own training on the shared corpus; runs inside benchmarks/.venv-joeynmt.
+
+``TrainManager.train_and_validate`` does everything (iterator, update, learning rate); the subclass only keeps time.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+from joeynmt import __version__
+from joeynmt.config import parse_global_args, set_validation_args
+from joeynmt.prediction import prepare
+from joeynmt.training import TrainManager
+
+from pace import Pace, settings
+
+NEVER = 10**9
+
+
+def transformer(shape: dict) -> dict:
+    def half(layers: int) -> dict:
+        return {
+            "type": "transformer",
+            "num_layers": layers,
+            "num_heads": shape["heads"],
+            "hidden_size": shape["width"],
+            "ff_size": shape["feedforward"],
+            "dropout": shape["dropout"],
+            "layer_norm": "pre",
+            "activation": "relu",
+            "embeddings": {"embedding_dim": shape["width"], "scale": True, "dropout": shape["dropout"]},
+        }
+
+    return {
+        "initializer": "xavier_uniform",
+        "embed_initializer": "xavier_uniform",
+        "tied_embeddings": True,
+        "tied_softmax": True,
+        "encoder": half(shape["encoder_layers"]),
+        "decoder": half(shape["decoder_layers"]),
+    }
+
+
+def lstm(shape: dict) -> dict:
+    embeddings = {"embedding_dim": shape["width"], "scale": False, "dropout": shape["dropout"]}
+    common = {
+        "type": "recurrent",
+        "rnn_type": "lstm",
+        "num_layers": 1,
+        "dropout": shape["dropout"],
+        "embeddings": embeddings,
+    }
+    return {
+        "initializer": "xavier_uniform",
+        "embed_initializer": "xavier_uniform",
+        "tied_embeddings": False,
+        "tied_softmax": False,
+        "encoder": {**common, "hidden_size": shape["encoder_direction"], "bidirectional": True},
+        "decoder": {
+            **common,
+            "hidden_size": shape["width"],
+            "hidden_dropout": shape["dropout"],
+            "attention": "bahdanau",
+            "init_hidden": "bridge",
+            "input_feeding": shape["fed"],
+        },
+    }
+
+
+def configuration(wish: dict) -> dict:
+    corpus = Path(wish["corpus"]["folder"])
+    language = {"voc_file": str(corpus / "vocabulary.txt"), "level": "word", "max_length": -1}
+    return {
+        "name": "benchmark",
+        "joeynmt_version": __version__,
+        "model_dir": wish["folder"],
+        "use_cuda": False,
+        "fp16": False,
+        "num_workers": 0,
+        "random_seed": 1,
+        "data": {
+            "train": str(corpus / "train"),
+            "dev": str(corpus / "dev"),
+            "dataset_type": "plain",
+            "src": {"lang": "de", **language},
+            "trg": {"lang": "en", **language},
+            "special_symbols": {
+                "unk_token": "<unk>",
+                "unk_id": 0,
+                "pad_token": "<pad>",
+                "pad_id": 1,
+                "bos_token": "<s>",
+                "bos_id": 2,
+                "eos_token": "</s>",
+                "eos_id": 3,
+            },
+        },
+        "training": {
+            "optimizer": "adamw",
+            "adam_betas": [0.9, 0.999],
+            "learning_rate": wish["learning_rate"],
+            "learning_rate_min": 1e-12,
+            "learning_rate_warmup": 400,
+            "scheduling": "warmupinversesquareroot",
+            "clip_grad_norm": 1.0,
+            "normalization": "tokens",
+            "label_smoothing": 0.0,
+            "loss": "crossentropy",
+            "batch_size": wish["batch"],
+            "batch_type": "sentence",
+            "shuffle": True,
+            "epochs": NEVER,
+            "validation_freq": NEVER,
+            "logging_freq": NEVER,
+            "early_stopping_metric": "loss",
+        },
+        "testing": {"beam_size": 1, "batch_size": 64, "batch_type": "sentence", "eval_metrics": ["bleu"]},
+        "model": (transformer if wish["model"] == "transformer" else lstm)(wish["shape"]),
+    }
+
+
+class Paced(TrainManager):
+    """The trainer, telling the parent of each update it is about to make."""
+
+    pace: Pace
+
+    def _train_step(self, batch):
+        self.pace.begin_update(batch.ntokens)
+        return super()._train_step(batch)
+
+
+def main() -> None:
+    wish = settings()
+    pace = Pace()
+    torch.set_num_threads(wish["threads"])
+    args = parse_global_args(configuration(wish), rank=0, mode="train")
+    args.model_dir.mkdir(parents=True, exist_ok=True)
+    model, train_data, dev_data, _ = prepare(args, rank=0, mode="train")
+    trainer = Paced(
+        rank=0,
+        model=model,
+        model_dir=args.model_dir,
+        device=args.device,
+        n_gpu=args.n_gpu,
+        num_workers=args.num_workers,
+        autocast=args.autocast,
+        seed=args.seed,
+        train_args=args.train,
+        dev_args=set_validation_args(args.test),
+    )
+    trainer.pace = pace
+    pace.ready(
+        versions={"joeynmt": __version__, "torch": torch.__version__},
+        parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
+        threads=torch.get_num_threads(),
+    )
+    trainer.train_and_validate(train_data=train_data, valid_data=dev_data)
+
+
+main()

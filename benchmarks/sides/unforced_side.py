@@ -1,0 +1,107 @@
+"""This library's own training on the shared corpus: ``unforced.training.loop.train``, log lines included.
+
+With ``bare`` in the wishes, the same model on the same batches in a bare PyTorch loop.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+from torch import nn
+
+import corpus
+from pace import Pace, settings
+from shapes import unforced_model
+from unforced import __version__
+from unforced.decoding.greedy import Greedy
+from unforced.objectives.cross_entropy import CrossEntropy
+from unforced.tasks.pairs import Pairs
+from unforced.tasks.protocol import FittedTask
+from unforced.tasks.text import PairCodec
+from unforced.training.batching import epoch_batches, token_lengths
+from unforced.training.loop import Job, train
+from unforced.training.options import Training
+from unforced.types import Examples, Progress
+
+NEVER = 10**9
+
+
+@dataclass(frozen=True)
+class Paced(CrossEntropy):
+    """Cross-entropy, telling the parent of each update it is asked for."""
+
+    def __call__(self, model, batch, *, progress, rng):
+        PACE.begin_update(batch.tokens)
+        return super().__call__(model, batch, progress=progress, rng=rng)
+
+
+def prepared(wish: dict) -> tuple[Pairs, Examples, PairCodec, nn.Module]:
+    """The task, its training examples, its codec, and the model."""
+    data = corpus.Corpus(**wish["corpus"])
+    task = Pairs(
+        train=str(data.path("train.tsv")),
+        dev=str(data.path("dev.tsv")),
+        test=str(data.path("dev.tsv")),
+        joint=True,
+    )
+    examples = task.read("train")
+    codec = task.fit(examples)
+    torch.manual_seed(1)
+    return task, examples, codec, unforced_model(wish["model"], wish["shape"]).build(codec.sizes)
+
+
+def run_loop(wish: dict) -> None:
+    """The library's loop, as a user would call it."""
+    task, examples, codec, model = prepared(wish)
+    options = Training(
+        epochs=None,
+        steps=5000,
+        batch_tokens=NEVER,
+        max_rows=wish["batch"],
+        learning_rate=wish["learning_rate"],
+        schedule="inverse_sqrt",
+        warmup=400,
+        validate_every=NEVER,
+    )
+    job = Job(model, Paced(), FittedTask(task, codec), examples, task.read("dev"), Greedy(), options, seed=1)
+    ready(model)
+    train(job, wish["folder"], quiet=True)
+
+
+def run_bare(wish: dict) -> None:
+    """The same batches, collated beforehand, in a loop of the five lines that training can't do without."""
+    _, examples, codec, model = prepared(wish)
+    encoded = [codec.encode(example) for example in examples]
+    order = epoch_batches(token_lengths(encoded), batch_tokens=NEVER, max_rows=wish["batch"], seed=1, epoch=0)
+    batches = [codec.collate([encoded[row] for row in rows], rows) for rows in order]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=wish["learning_rate"], betas=(0.9, 0.98), fused=True)
+    objective, rng, step = Paced(), torch.Generator().manual_seed(1), 0
+    torch.set_flush_denormal(True)
+    model.train()
+    ready(model)
+    while True:
+        loss = objective(model, batches[step % len(batches)], progress=Progress(step), rng=rng)
+        loss.mean.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        step += 1
+
+
+def ready(model: nn.Module) -> None:
+    PACE.ready(
+        versions={"unforced": __version__, "torch": torch.__version__},
+        parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
+        threads=torch.get_num_threads(),
+    )
+
+
+PACE = Pace()
+WISH = settings()
+torch.set_num_threads(WISH["threads"])
+(run_bare if WISH.get("bare") else run_loop)(WISH)
