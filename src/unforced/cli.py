@@ -22,6 +22,7 @@ app = App(
     name="unforced",
     help="Train, decode and compare sequence models beyond teacher forcing.",
     version=__version__,
+    help_format="plaintext",
     exit_on_error=False,
     print_error=False,
     verbose=False,

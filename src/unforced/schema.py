@@ -41,7 +41,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
     """
     words = list(known)
     lower = {name.lower(): name for name in reversed(words)}
-    close = difflib.get_close_matches(word.lower(), lower, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(word.lower(), lower, n=1)
     if close:
         return f'did you mean "{lower[close[0]]}"?'
     return f"there are: {', '.join(words)}" if words else "there are none"
