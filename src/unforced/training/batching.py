@@ -7,6 +7,7 @@ uninterrupted one would have seen, whatever the number of processes and micro-ba
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -27,9 +28,9 @@ def token_lengths(encoded: Sequence[Encoded]) -> np.ndarray:
     return np.array(pairs, dtype=np.int64).reshape(len(pairs), 2)
 
 
-def source_length(source: object) -> int:
-    """Number of tokens of an encoded source."""
-    return len(source) if np.ndim(source) == 1 else 0  # type: ignore[arg-type]
+def source_length(source: Any) -> int:
+    """Number of tokens of an encoded source; 0 for images, classes and None."""
+    return len(source) if isinstance(source, list | tuple) or np.ndim(source) == 1 else 0
 
 
 def epoch_batches(
@@ -77,18 +78,17 @@ def _pools(
 
 def _cut(rows: np.ndarray, lengths: np.ndarray, batch_tokens: int, max_rows: int | None) -> list[list[int]]:
     """Greedily fill batches with rows in the given order."""
-    most = max_rows or len(rows)
-    batches: list[list[int]] = []
-    batch: list[int] = []
-    longest_source = longest_target = 0
-    for row, (source, target) in zip(rows.tolist(), lengths[rows].tolist()):
-        wide_source, wide_target = max(longest_source, source), max(longest_target, target)
-        if batch and (len(batch) == most or (len(batch) + 1) * (wide_source + wide_target) > batch_tokens):
-            batches.append(batch)
-            batch, wide_source, wide_target = [], source, target
-        batch.append(row)
-        longest_source, longest_target = wide_source, wide_target
-    return [*batches, batch] if batch else batches
+    sizes = lengths[rows]  # [N,2]
+    batches, first = [], 0
+    while first < len(rows):
+        most = batch_tokens // max(1, sizes[first].sum())  # a batch is at least as wide as its first row
+        window = sizes[first : first + min(most, max_rows or most)]
+        widths = np.maximum.accumulate(window).sum(axis=1)  # of the batch if it ended at this row
+        fits = np.arange(1, len(window) + 1) * widths <= batch_tokens  # once false, false for good
+        last = first + int(fits.sum())
+        batches.append(rows[first:last].tolist())
+        first = last
+    return batches
 
 
 def planned_updates(

@@ -197,3 +197,14 @@ def source_text(source: Any) -> str | int | None:
     if np.ndim(source) == 1:
         return " ".join(map(str, source))
     return None
+
+
+def spread(examples: Sequence[Example], number: int | None) -> Sequence[Example]:
+    """``number`` examples at even distances, or all.
+
+    >>> spread("abcdefgh", 4)
+    ['a', 'c', 'e', 'g']
+    """
+    if number is None or number >= len(examples):
+        return examples
+    return [examples[i * len(examples) // number] for i in range(number)]

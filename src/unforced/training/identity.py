@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import platform
 import time
@@ -17,6 +18,7 @@ from accelerate import Accelerator
 from torch import nn
 
 from unforced.tasks.protocol import Codec
+from unforced.training.batching import source_length, token_lengths
 from unforced.training.options import Training
 from unforced.training.weights import model_tensors
 from unforced.types import Encoded, Example
@@ -35,12 +37,14 @@ def data_digest(encoded: Sequence[Encoded]) -> str:
     >>> data_digest([Encoded([4], [5, 2])]) == data_digest([Encoded([4, 5], [2])])
     False
     """
-    total = hashlib.blake2b(digest_size=8)
+    total = hashlib.blake2b(token_lengths(encoded).tobytes(), digest_size=8)
+    tokens = itertools.chain.from_iterable(
+        part for example in encoded for part in (example.source, example.target) if source_length(part)
+    )
+    total.update(np.fromiter(tokens, dtype=np.int64).tobytes())
     for example in encoded:
-        for part in (example.source, example.target):
-            array = np.asarray(-1 if part is None else part)
-            total.update(f"{array.dtype.kind}{array.shape}".encode())
-            total.update(array.astype("<f4" if array.dtype.kind == "f" else "<i8").tobytes())
+        if example.source is not None and not source_length(example.source):  # an image or a class
+            total.update(np.asarray(example.source, dtype=np.float32).tobytes())
     return total.hexdigest()
 
 

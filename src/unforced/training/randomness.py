@@ -39,7 +39,9 @@ def random_state(objective: torch.Generator) -> dict[str, Tensor]:
 
 def restore_random_state(objective: torch.Generator, state: Mapping[str, Tensor]) -> None:
     """Undo ``random_state``."""
-    own = {name: bytes_.clone() for name, bytes_ in state.items()}  # set_state crashes on a view into other memory
+    own = {
+        name: bytes_.clone() for name, bytes_ in state.items()
+    }  # set_state crashes on a view into other memory
     objective.set_state(own["objective"])
     torch.set_rng_state(own["torch"])
     if objective.device.type != "cpu":

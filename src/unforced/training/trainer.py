@@ -7,28 +7,29 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from accelerate import Accelerator
 
-from unforced.errors import InputError
 from unforced.training import checkpoints
 from unforced.training.batching import epoch_batches, planned_updates
 from unforced.training.checkpoints import Checkpoint, step_name
 from unforced.training.display import Display
 from unforced.training.distributed import on_main
-from unforced.training.evaluate import evaluate
+from unforced.training.evaluate import evaluate, spread
 from unforced.training.job import Job, State
 from unforced.training.logs import Logs
+from unforced.training.meter import Meter, means
 from unforced.training.randomness import random_state, restore_random_state, seed_everything
 from unforced.training.rates import learning_rate
 from unforced.training.records import RunFolder
 from unforced.training.signals import Interrupted, Signals, catch_signals
-from unforced.training.update import Measured, Updater
+from unforced.training.update import Updater
 from unforced.training.weights import fill_model, fill_optimizer, model_tensors, optimizer_tensors
-from unforced.types import Encoded, Example, Progress
+from unforced.types import Encoded, Progress
 
 
 class Trainer:
@@ -49,9 +50,7 @@ class Trainer:
         self.state = State()
         self.saved = 0  # step of the last checkpoint
         self.signals = Signals()
-        self.unread: list[
-            tuple[int, int, list[int], Measured]
-        ] = []  # step, epoch, rows, numbers on the device
+        self.meter = Meter()
         self.logs: Logs | None = None  # in the main process alone
         self.rng = seed_everything(accelerator.device, job.seed, accelerator.process_index)
         collate = job.fitted.codec.collate
@@ -64,10 +63,13 @@ class Trainer:
             lengths,
             self.rng,
         )
-        cap = {"batch_tokens": job.options.batch_tokens, "max_rows": job.options.max_rows, "seed": job.seed}
-        self.total = planned_updates(lengths, epochs=job.options.epochs, steps=job.options.steps, **cap)  # type: ignore[arg-type]
-        self._cap: dict[str, Any] = cap
-        self._batches: tuple[int, list[list[int]]] = (-1, [])
+        limits = {
+            "batch_tokens": job.options.batch_tokens,
+            "max_rows": job.options.max_rows,
+            "seed": job.seed,
+        }
+        self.total = planned_updates(lengths, epochs=job.options.epochs, steps=job.options.steps, **limits)  # type: ignore[arg-type]
+        self.batches = lru_cache(maxsize=1)(lambda epoch: epoch_batches(lengths, epoch=epoch, **limits))  # type: ignore[arg-type]
 
     # ---- beginning and end ----
 
@@ -150,12 +152,12 @@ class Trainer:
         """One update; then a log line if a window of them is complete, and ``Interrupted`` if a signal came."""
         state, options = self.state, self.options
         with self._timed():
-            batches = self.batches()
+            batches = self.batches(state.epoch)
             rows = batches[state.offset]
             rate = learning_rate(options, state.step + 1, self.total)
             progress = Progress(state.step, self.epochs(), self.total)
             measured = self.updater(rows, progress, rate, stop=self.signals.received is not None)
-            self.unread.append((state.step + 1, state.epoch, rows, measured))
+            self.meter.put(state.step + 1, state.epoch, rows, measured)
             state.step += 1
             state.tokens += int(self.lengths[rows, 1].sum())
             state.offset += 1
@@ -168,18 +170,11 @@ class Trainer:
         if stop:
             raise Interrupted
 
-    def batches(self) -> list[list[int]]:
-        """The batches of the current epoch."""
-        if self._batches[0] != self.state.epoch:
-            batches = epoch_batches(self.lengths, **self._cap, epoch=self.state.epoch)
-            self._batches = (self.state.epoch, batches)
-        return self._batches[1]
-
     def epochs(self) -> float:
         """Epochs made, fractions included."""
         if self.state.offset == 0:
             return float(self.state.epoch)
-        return self.state.epoch + self.state.offset / len(self.batches())
+        return self.state.epoch + self.state.offset / len(self.batches(self.state.epoch))
 
     def _reading_due(self) -> bool:
         """Whether to read numbers off the device: it has to wait for that, which costs nothing on the CPU alone.
@@ -195,40 +190,21 @@ class Trainer:
         )
 
     def read_numbers(self) -> bool:
-        """Add what updates measured to the window; stops at a loss that is no number. True says a signal came."""
+        """Look at what updates measured; whether one of them brought word of a signal."""
         stop = False
-        for step, epoch, rows, measured in self.unread:
-            sums, norm = measured.tables()
-            stop |= sums.pop("stop")[0] > 0
-            loss = sums["loss"][0] / max(sums["loss"][1], 1.0)
-            if not (math.isfinite(loss) and math.isfinite(norm)):
-                what = f"gradient's norm is {norm}" if math.isfinite(loss) else f"loss is {loss}"
-                raise InputError(
-                    f"{self.folder.path}: the {what} at step {step}, epoch {epoch}, examples {some(rows)};"
-                    " training stops, and nothing of this step or later is kept"
-                )
-            for name, (total, count) in {**sums, "grad_norm": (norm, 1.0)}.items():
-                old = self.state.window.get(name, [0.0, 0.0])
-                self.state.window[name] = [old[0] + total, old[1] + count]
+        for reading in self.meter.read(self.state.window):
+            stop |= reading.stop
             if self.logs is not None:
-                self.logs.sample(step, epoch, rows)
+                self.logs.sample(reading.step, reading.epoch, reading.rows)
             if self.display.live:
-                self.bar.move(step, f"loss {loss:.4f} · {self._speed()}")
-        self.unread.clear()
+                self.bar.move(reading.step, f"loss {reading.loss:.4f} · {self._speed()}")
         return stop
 
     def _log_window(self, rate: float) -> None:
         state = self.state
-        means = {name: total / max(count, 1.0) for name, (total, count) in state.window.items()}
-        state.window = {}
-        event = {
-            "kind": "train",
-            "step": state.step,
-            "epoch": self.epochs(),
-            "loss": means.pop("loss"),
-            **means,
-        }
+        event = {"kind": "train", "step": state.step, "epoch": self.epochs(), **means(state.window)}
         event |= {"learning_rate": rate, "tokens": state.tokens, "seconds": state.seconds}
+        state.window = {}
         if self.logs is not None:
             self.logs.event(event)
         self.display.log(f"step {state.step} of {self.total}: loss {event['loss']:.4f}, {self._speed()}")
@@ -323,24 +299,3 @@ class Trainer:
             self.folder.write_best(self.state.best)
 
         on_main(self.accelerator, write)
-
-
-def spread(examples: Sequence[Example], number: int | None) -> Sequence[Example]:
-    """``number`` examples at even distances, or all.
-
-    >>> spread("abcdefgh", 4)
-    ['a', 'c', 'e', 'g']
-    """
-    if number is None or number >= len(examples):
-        return examples
-    return [examples[i * len(examples) // number] for i in range(number)]
-
-
-def some(rows: Sequence[int], most: int = 50) -> str:
-    """Row numbers for a message.
-
-    >>> some([3, 1, 2], most=2)
-    '3, 1 and 1 more'
-    """
-    more = f" and {len(rows) - most} more" if len(rows) > most else ""
-    return ", ".join(map(str, rows[:most])) + more

@@ -109,30 +109,31 @@ class Updater:
         self, rows: Sequence[int], progress: Progress, stop: bool = False
     ) -> tuple[tuple[str, ...], Tensor]:
         """Add this process's gradients of ``total`` to ``.grad``; returns names and (sum, count) pairs, flat."""
-        parts, weight = self.parts(rows)
+        parts, idle = self.parts(rows)
         sums: dict[str, Any] = {"stop": (float(stop), 1.0)}
         for i, part in enumerate(parts):
             last = i == len(parts) - 1
             with nullcontext() if last else self.accelerator.no_sync(self.module):
                 batch = self.collate(part).to(self.accelerator.device)
                 loss = self.module(batch, progress, self.rng)
-                self.accelerator.backward(loss.total * weight)
+                loss = nothing(loss) if idle else loss
+                self.accelerator.backward(loss.total)
             for name, (total, count) in [("loss", (loss.total.detach(), loss.count)), *loss.metrics.items()]:
                 old = sums.get(name, (0.0, 0.0))
-                sums[name] = (old[0] + total * weight, old[1] + count * weight)
+                sums[name] = (old[0] + total, old[1] + count)
         names = tuple(sorted(sums))
         return names, torch.stack([self.number(value) for name in names for value in sums[name]])
 
-    def parts(self, rows: Sequence[int]) -> tuple[list[list[int]], float]:
-        """This process's micro-batches, and their weight.
+    def parts(self, rows: Sequence[int]) -> tuple[list[list[int]], bool]:
+        """This process's micro-batches, and whether they are not to count.
 
-        Where there are fewer rows than processes, one without any goes through a row of another's with weight zero:
-        the others wait for its gradients.
+        Where there are fewer rows than processes, one without any goes through a row of another's, because the others
+        wait for its gradients, and adds nothing to them.
         """
         rank, world = self.accelerator.process_index, self.accelerator.num_processes
         mine = micro_batches(rows, self.lengths, parts=self.accumulate * world)[rank::world]
         filled = [part for part in mine if part]
-        return (filled, 1.0) if filled else ([list(rows[:1])], 0.0)
+        return (filled, False) if filled else ([list(rows[:1])], True)
 
     def number(self, value: Any) -> Tensor:
         return torch.as_tensor(value, dtype=self.wide, device=self.accelerator.device)
@@ -145,3 +146,12 @@ class Updater:
             scale = scale * (self.clip / (norm + 1e-6)).clamp(max=1.0)
         torch._foreach_mul_(gradients, scale.to(gradients[0].dtype))
         return norm
+
+
+def nothing(loss: Loss) -> Loss:
+    """The loss times zero."""
+    return Loss(
+        loss.total * 0,
+        loss.count * 0,
+        {name: (total * 0, count * 0) for name, (total, count) in loss.metrics.items()},
+    )
