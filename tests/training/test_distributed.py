@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -14,7 +15,9 @@ import pytest
 import torch
 from toy_training import Noisy, Poisoned, Run, content, free_port, join
 
+from unforced.errors import InputError
 from unforced.training import checkpoints
+from unforced.training.distributed import start
 from unforced.training.records import RunFolder
 
 OPTIONS: dict[str, Any] = {
@@ -27,12 +30,12 @@ OPTIONS: dict[str, Any] = {
 PLAIN: dict[str, Any] = {"dropout": 0.0, "double": True}
 
 SCRIPT = """
+import json
 import sys
-from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from toy_training import job, train, Training
 import torch.distributed
-train(job(options=Training(**eval(sys.argv[3])), **eval(sys.argv[4])), sys.argv[2], quiet=True)
+train(job(options=Training(**json.loads(sys.argv[3])), **json.loads(sys.argv[4])), sys.argv[2], quiet=True)
 assert torch.distributed.get_world_size() == 2 and torch.distributed.get_backend() == "gloo"
 torch.distributed.destroy_process_group()
 """
@@ -53,7 +56,13 @@ def test_torchrun_with_two_processes_gives_the_losses_of_one(folder: Path) -> No
         "--nproc-per-node=2",
         f"--master-port={free_port()}",
     ]
-    arguments = [str(script), str(Path(__file__).parent), str(folder / "two"), repr(OPTIONS), repr(PLAIN)]
+    arguments = [
+        str(script),
+        str(Path(__file__).parent),
+        str(folder / "two"),
+        json.dumps(OPTIONS),
+        json.dumps(PLAIN),
+    ]
     done = subprocess.run(
         [*launcher, *arguments], capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )
@@ -105,3 +114,10 @@ def test_errors_reach_all_processes(folder: Path) -> None:
     for rank in (0, 1):
         assert "loss is nan at step 3" in (folder / "nan" / f"error-{rank}").read_text()
         assert "world is 1 in the run and 2 now" in (folder / "one" / f"error-{rank}").read_text()
+
+
+def test_processes_that_accelerate_does_not_see_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    start("float32")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(InputError, match=r"started 2 processes .* but accelerate runs 1"):
+        start("float32")

@@ -313,6 +313,19 @@ def test_lines_for_those_without_a_terminal(folder: Path, capsys: pytest.Capture
     assert printed.out + printed.err == ""
 
 
+def test_bars_on_a_terminal(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("COLUMNS", "120")
+    train(job(options=Training(**{**SHORT, "epochs": 6})), folder / "run")
+    text = capsys.readouterr().err
+    assert "training" in text
+    assert "loss " in text
+    assert "development: exact" in text
+    assert "step 2 of" not in text  # the bar says that
+
+
 @pytest.mark.parametrize(("field", "message"), [("train", "no training examples"), ("dev", "no development")])
 def test_empty_splits(folder: Path, field: str, message: str) -> None:
     made = replace(job(options=Training(**SHORT)), **{field: []})

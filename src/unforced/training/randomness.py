@@ -33,7 +33,7 @@ def random_state(objective: torch.Generator) -> dict[str, Tensor]:
     """The state of all streams of this process as bytes."""
     state = {"objective": objective.get_state(), "torch": torch.get_rng_state()}
     if objective.device.type != "cpu":
-        state["device"] = torch.get_device_module(objective.device).get_rng_state(objective.device)
+        state["device"] = torch.get_device_module(objective.device).get_rng_state()
     return state
 
 
@@ -45,4 +45,4 @@ def restore_random_state(objective: torch.Generator, state: Mapping[str, Tensor]
     objective.set_state(own["objective"])
     torch.set_rng_state(own["torch"])
     if objective.device.type != "cpu":
-        torch.get_device_module(objective.device).set_rng_state(own["device"], objective.device)
+        torch.get_device_module(objective.device).set_rng_state(own["device"])

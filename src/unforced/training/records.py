@@ -21,6 +21,7 @@ from unforced.training.files import (
     replace_bytes,
     replace_json,
     replace_lines,
+    writable,
 )
 
 STEP = "step-"  # begins the names of checkpoint folders: step-00000120
@@ -119,16 +120,15 @@ class RunFolder:
 
         The lock is the kernel's: it ends with the process that holds it, however that process ends.
         """
-        self._refuse_content(resume)
-        try:
+        with writable(self.path):
+            self._refuse_content(resume)
             self.path.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
-        except OSError as error:
-            raise InputError(f"{self.path}: can't be written: {error.strerror or error}") from error
         try:
             _lock(handle, self.path)
-            self._refuse_content(resume)
-            self._sweep()
+            with writable(self.path):
+                self._refuse_content(resume)
+                self._sweep()
             yield
         finally:
             os.close(handle)

@@ -35,7 +35,7 @@ def catch_signals() -> Iterator[Signals]:
         yield signals
         return
     wanted = (signal.SIGTERM, signal.SIGINT)
-    before = {number: signal.getsignal(number) for number in wanted}
+    before = {number: signal.getsignal(number) or signal.SIG_DFL for number in wanted}
 
     def remember(number: int, frame: FrameType | None) -> None:
         signals.received = number
