@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from unforced.errors import InputError
 from unforced.metrics.edit import ErrorRate, ExactError
-from unforced.metrics.perplexity import Perplexity
 
 TOKENS = st.lists(st.sampled_from("abc"), max_size=6)
 
@@ -60,15 +59,6 @@ def test_exact_error() -> None:
     rows = metric.statistics(["a", "b", ""], [["a"], ["x", "b"], ["c"]])
     assert rows.tolist() == [[0, 1], [0, 1], [1, 1]]
     assert float(metric.score(rows.sum(axis=0))) == pytest.approx(100 / 3)
-
-
-def test_perplexity_of_a_fair_die_is_its_number_of_faces() -> None:
-    metric = Perplexity()
-    rows = metric.statistics([(n * np.log(6), n) for n in (1, 4, 2)], [["x"]] * 3)
-    assert float(metric.score(rows.sum(axis=0))) == pytest.approx(6)
-    assert metric.score(rows) == pytest.approx([6, 6, 6])
-    with pytest.raises(InputError, match="1 likelihoods but 2 examples"):
-        metric.statistics([(1.0, 1)], [["a"], ["b"]])
 
 
 @pytest.mark.parametrize("metric", [ErrorRate(), ExactError()], ids=repr)

@@ -86,7 +86,7 @@ def test_splits_have_their_sizes_and_repeat(kind):
     assert parts[1] != parts[2]
     assert task.read("train") == parts[0] != kind(size=30, seed=5).read("train")
     assert all(example.source is None and len(example.target) == 5 for example in parts[0])
-    assert task.metrics() == ()
+    assert [metric.name for metric in task.metrics()] == ["sequence_nll"]
 
 
 def test_more_data_begins_with_the_same_distribution_not_other_parameters():

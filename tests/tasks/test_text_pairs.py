@@ -229,7 +229,7 @@ def test_language_lines_and_hold_out_at_the_end(tmp_path: Path) -> None:
     assert parts["train"] + parts["dev"] + parts["test"] == [f"line {i}" for i in range(20)]
     assert [len(parts[split]) for split in SPLITS] == [16, 2, 2]
     assert task.read("dev").dropped == {"blank line": 20, "in another split": 18}
-    assert task.metrics() == ()
+    assert [metric.name for metric in task.metrics()] == ["perplexity"]
     short = Language(train=str(path), dev=str(path), test=str(path), longest=1, tokens="words")
     with pytest.raises(InputError, match="no usable example for train"):
         short.read("train")

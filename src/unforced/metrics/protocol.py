@@ -28,3 +28,19 @@ class Metric(Protocol):
     def signature(self) -> str:
         """How the figure was computed, for a table's foot."""
         ...
+
+
+@runtime_checkable
+class LikelihoodMetric(Protocol):
+    """A metric of the model and not of its outputs: it is given what the model makes of the gold answers."""
+
+    name: str
+    higher_is_better: bool
+
+    def likelihood_statistics(self, likelihoods: Sequence[tuple[float, int]]) -> np.ndarray:
+        """A pair (−log p(gold), tokens) for each example -> [N,D] float64."""
+        ...
+
+    def score(self, sums: np.ndarray) -> np.ndarray: ...
+
+    def signature(self) -> str: ...

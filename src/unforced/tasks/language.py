@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from unforced.errors import InputError
-from unforced.metrics.protocol import Metric
+from unforced.metrics.likelihood import Perplexity
 from unforced.tasks.files import BLANK, count, named, read_lines
 from unforced.tasks.protocol import Split
 from unforced.tasks.segment import TextCoder, Tokens
@@ -118,5 +118,5 @@ class Language:
     def codec(self, data: dict[str, Any]) -> PairCodec:
         return PairCodec.from_json(data)
 
-    def metrics(self) -> tuple[Metric, ...]:
-        return ()
+    def metrics(self) -> tuple[Perplexity, ...]:
+        return (Perplexity(),)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from unforced.errors import InputError
-from unforced.metrics.protocol import Metric
+from unforced.metrics.likelihood import SequenceNLL
 from unforced.tasks.files import count
 from unforced.tasks.pronunciations import Dictionary, entries, without_stress
 from unforced.tasks.protocol import Split
@@ -74,5 +74,5 @@ class Phonemes:
     def codec(self, data: dict[str, Any]) -> PairCodec:
         return PairCodec.from_json(data)
 
-    def metrics(self) -> tuple[Metric, ...]:
-        return ()
+    def metrics(self) -> tuple[SequenceNLL, ...]:
+        return (SequenceNLL(),)

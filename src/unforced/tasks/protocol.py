@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from unforced.metrics.protocol import Metric
+from unforced.metrics.protocol import LikelihoodMetric, Metric
 from unforced.types import Batch, Encoded, Example, Examples, Sizes, Symbols
 
 Split = Literal["train", "dev", "test"]
@@ -62,8 +62,8 @@ class Task(Protocol):
         """The codec that ``to_json`` described."""
         ...
 
-    def metrics(self) -> tuple[Metric, ...]:
-        """How outputs are judged; development scores use the first."""
+    def metrics(self) -> tuple[Metric | LikelihoodMetric, ...]:
+        """How outputs, or the model's likelihoods, are judged; development scores use the first."""
         ...
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from unforced.errors import InputError
-from unforced.metrics.protocol import Metric
+from unforced.metrics.likelihood import SequenceNLL
 from unforced.tasks.collate import collate
 from unforced.tasks.protocol import Split
 from unforced.types import Batch, Encoded, Example, Examples, Sizes, Symbols
@@ -92,8 +92,8 @@ class Letters:
 class Synthetic(ABC):
     """A distribution over strings as a task: three independent samples of it.
 
-    ``size`` training strings and ``held_out`` strings each for development and test, drawn with ``seed``. There are
-    no metrics of outputs: compare a model's negative log-likelihood with ``entropy()``.
+    ``size`` training strings and ``held_out`` strings each for development and test, drawn with ``seed``. Compare a
+    model's negative log-likelihood per sequence with ``entropy()``, which it can't fall below.
     """
 
     alphabet: int = 5
@@ -136,8 +136,8 @@ class Synthetic(ABC):
     def codec(self, data: dict[str, Any]) -> Letters:
         return Letters.from_json(data)
 
-    def metrics(self) -> tuple[Metric, ...]:
-        return ()
+    def metrics(self) -> tuple[SequenceNLL, ...]:
+        return (SequenceNLL(),)
 
     @property
     def _codec(self) -> Letters:

@@ -15,9 +15,11 @@ from accelerate.utils import gather_object
 from torch import nn
 
 from unforced.errors import InputError
+from unforced.metrics.protocol import LikelihoodMetric
 from unforced.tasks.protocol import Codec, FittedTask
 from unforced.training.batching import source_length
 from unforced.training.display import Display
+from unforced.training.likelihood import gold_likelihoods
 from unforced.training.randomness import generator
 from unforced.training.records import RunFolder
 from unforced.types import Batch, Example, Hypotheses
@@ -64,7 +66,8 @@ def decode_examples(
     """The best output of each example, in their order; ``share = (r, n)`` does every n-th batch only.
 
     Examples of similar length are decoded together, the longest first. Targets are hidden from the decoder, and each
-    batch has a generator of its own, so that neither sharing nor interrupting changes what is drawn.
+    batch begins with the same generator: decoders make of it and of the example's number what they draw for an
+    example, so that neither batching nor sharing changes it.
     """
     codec = fitted.codec
     encoded = [codec.encode(example._replace(target=None)) for example in examples]
@@ -78,7 +81,7 @@ def decode_examples(
             numbers = order[first : first + batch_rows]
             if first // batch_rows % share[1] == share[0]:
                 batch = codec.collate([encoded[number] for number in numbers], numbers).to(device)
-                best = decoder(model, batch, rng=generator(device, seed, first))
+                best = decoder(model, batch, rng=generator(device, seed))
                 found += map(Decoded, numbers, best.ids(codec.symbols), best.log_probs[:, 0].tolist())
             if after_batch is not None:
                 after_batch(len(numbers))
@@ -97,14 +100,19 @@ def evaluate(
     batch_rows: int = 128,
     quiet: bool = False,
     accelerator: Accelerator | None = None,
+    predictions: bool = True,
     after_batch: Callable[[int], None] | None = None,
 ) -> Evaluation:
     """Decode the examples and compute every metric of the task.
 
-    With an ``accelerator`` of several processes each decodes its share, and all return the whole.
+    With an ``accelerator`` of several processes each decodes its share, and all return the whole. Where no metric
+    looks at outputs, ``predictions=False`` saves the decoding.
     """
     if not examples:
         raise InputError("there are no examples to evaluate on")
+    metrics = fitted.task.metrics()
+    if not metrics:
+        raise InputError(f"the task {type(fitted.task).__name__} names no metric to judge by")
     share = (0, 1) if accelerator is None else (accelerator.process_index, accelerator.num_processes)
     began = time.perf_counter()
     with Display(quiet or after_batch is not None) as display:
@@ -115,10 +123,11 @@ def evaluate(
             done += rows
             bar.move(done)
 
+        wanted = predictions or not all(isinstance(metric, LikelihoodMetric) for metric in metrics)
         found = decode_examples(
             model,
             fitted,
-            examples,
+            examples if wanted else [],
             decoder,
             seed=seed,
             batch_rows=batch_rows,
@@ -129,9 +138,16 @@ def evaluate(
         found = sorted(gather_object(found))
     seconds = time.perf_counter() - began
     outputs = [fitted.codec.decode(each.ids) for each in found]
-    metrics = fitted.task.metrics()
     answers = [example.answers for example in examples]
-    statistics = {metric.name: metric.statistics(outputs, answers) for metric in metrics}
+    statistics = {}
+    for metric in metrics:
+        if isinstance(metric, LikelihoodMetric):
+            gold = list(gold_likelihoods(model, fitted, examples, batch_rows=batch_rows, share=share))
+            gold = sorted(gather_object(gold) if share[1] > 1 else gold)
+            rows = metric.likelihood_statistics([(each.nll, each.tokens) for each in gold])
+        else:
+            rows = metric.statistics(outputs, answers)
+        statistics[metric.name] = rows
     return Evaluation(
         outputs=outputs,
         log_probs=[each.log_prob for each in found],

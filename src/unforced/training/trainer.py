@@ -245,6 +245,7 @@ class Trainer:
             job.decoder,
             seed=job.seed,
             accelerator=self.accelerator,
+            predictions=False,
             after_batch=tick,
         )
         bar.close()
