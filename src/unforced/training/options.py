@@ -44,7 +44,9 @@ class Training:
     keep: int = 2  # newest checkpoints kept, besides the best
     save_every: int | None = None  # updates; checkpoints are always written after a validation
     average: int = 1  # at the end, try the mean of so many last checkpoints as a candidate for the best
-    warm_start: str | None = None  # a run folder whose best weights to begin with
+    warm_start: str | None = (
+        None  # a run folder whose best weights to begin with; "variant:NAME" in a comparison
+    )
     log_every: int = 20  # updates
     tensorboard: bool = False
     log_samples: bool = False  # write the example ids of every update to samples.jsonl
