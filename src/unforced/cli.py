@@ -39,7 +39,7 @@ def train(
     recipe: str,
     /,
     *overrides: str,
-    run: Path | None = None,
+    run: Annotated[Path | None, Parameter(name=("--run", "-o"))] = None,
     seed: int | None = None,
     variant: str | None = None,
     resume: bool = False,
@@ -54,7 +54,7 @@ def train(
     overrides
         Changes such as training.epochs=3 or objective=label_smoothing.
     run
-        The run folder; runs/RECIPE/VARIANT-SEED unless given.
+        The run folder; runs/RECIPE/VARIANT-SEED unless given. (Below torchrun, which has a --run of its own, use -o.)
     seed
         The recipe's first seed unless given.
     variant
