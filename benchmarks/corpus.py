@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 MERGED = 8251  # what byte-pair merging is asked for; some pieces are only stages on the way to longer ones
+BATCH = 64  # pairs
 RESERVED = (
     "<unk>",
     "<pad>",
@@ -42,7 +43,7 @@ class Corpus:
     target_tokens: int
 
     def path(self, file: str) -> Path:
-        """One of train.de, train.en, train.tsv, dev.de, dev.en, dev.tsv, vocabulary.txt."""
+        """vocabulary.txt, or train, dev or grouped (see ``_grouped``) with the suffix .de, .en or .tsv."""
         return Path(self.folder) / file
 
     def pairs(self, split: str) -> list[tuple[list[str], list[str]]]:
@@ -66,12 +67,13 @@ def prepare(work: Path) -> Corpus:
     """Write the segmented corpus below ``work`` (once) and describe it."""
     raw = _multi30k()
     name = "synthetic" if raw is None else "multi30k"
-    folder = work / f"corpus-{name}"
+    folder = work / f"corpus-{name}-{MERGED}"
     facts = folder / "corpus.json"
     if facts.is_file():
         return Corpus(folder=str(folder), **json.loads(facts.read_text(encoding="utf-8")))
     folder.mkdir(parents=True, exist_ok=True)
     splits, vocabulary = _synthetic() if raw is None else _segment(raw)
+    splits["grouped"] = _grouped(splits["train"])
     for split, pairs in splits.items():
         _write(folder / f"{split}.de", (source for source, _ in pairs))
         _write(folder / f"{split}.en", (target for _, target in pairs))
@@ -157,6 +159,22 @@ def _synthetic() -> tuple[dict[str, Pairs], list[str]]:
         return made
 
     return {"train": pairs(29000), "dev": pairs(1000)}, [*RESERVED, *names]
+
+
+def _grouped(pairs: Pairs) -> Pairs:
+    """The pairs in an order in which each next ``BATCH`` of them have similar lengths, for a program that can't group."""
+    rng = random.Random(7)
+    shuffled = rng.sample(pairs, len(pairs))
+    batches = []
+    for start in range(0, len(shuffled), 50 * BATCH):
+        pool = sorted(
+            shuffled[start : start + 50 * BATCH],
+            key=lambda pair: (len(pair[1].split()), len(pair[0].split())),
+        )
+        batches += [pool[i : i + BATCH] for i in range(0, len(pool), BATCH)]
+    last = batches.pop()  # the only one that may be short
+    rng.shuffle(batches)
+    return [pair for batch in [*batches, last] for pair in batch]
 
 
 def _write(path: Path, lines: Iterable[str]) -> None:

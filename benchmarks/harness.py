@@ -61,6 +61,10 @@ class Side:
                 text=True,
                 env=environment,
             )
+        self.facts: dict = {}
+
+    def get_ready(self) -> None:
+        """Wait until the side stands before its first update."""
         self.facts = self._receive()["ready"]
 
     def turn(self, updates: int) -> Window:
@@ -104,8 +108,10 @@ class Sides:
 
     def start(self, name: str, script: str, wish: dict, **rest) -> Side:
         say(f"  starting {name}")
-        self.all.append(Side(name, script, wish, **rest))
-        return self.all[-1]
+        side = Side(name, script, wish, **rest)
+        self.all.append(side)
+        side.get_ready()
+        return side
 
     def __enter__(self) -> Sides:
         return self

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import corpus
 from harness import WORK, Sides, ratio, row
-from race import BATCH, details, race, wish
+from race import details, race, wish
 
 TITLES = {"transformer": "Transformer 3+3, 256 wide", "lstm": "LSTM 256, Bahdanau attention"}
 
 
 def run(*, quick: bool, threads: int) -> dict:
-    rounds, updates = (2, 15) if quick else (5, 25)
+    rounds, updates = (2, 10) if quick else (5, 25)
     data = corpus.prepare(WORK)
     rows, found = [], {}
     for model, title in TITLES.items():
@@ -21,7 +21,7 @@ def run(*, quick: bool, threads: int) -> dict:
             asked = wish(model, data, Path(folder) / "run", threads)
             loop = sides.start(f"loop-{model}", "unforced_side.py", asked)
             bare = sides.start(f"bare-{model}", "unforced_side.py", {**asked, "bare": True})
-            windows = race(sides.all, rounds, updates)
+            windows = race(sides.all, rounds, {loop.name: updates, bare.name: updates})
             found[model] = details(sides.all, windows)
         speeds = {name: [window.speed for window in turns] for name, turns in windows.items()}
         figure = ratio(speeds[bare.name], speeds[loop.name])
@@ -37,7 +37,7 @@ def run(*, quick: bool, threads: int) -> dict:
     return {
         "rows": rows,
         "settings": {
-            "data": f"{data.name}, batches of {BATCH} pairs; the bare loop's are collated beforehand",
+            "data": f"{data.name}, batches of {corpus.BATCH} pairs; the bare loop's are collated beforehand",
             "rounds": f"{rounds} of {updates} updates a side",
         },
         "sides": found,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -10,7 +11,6 @@ import corpus
 from harness import Side, Window, interleave
 from shapes import SHAPES
 
-BATCH = 64  # pairs
 WARM_UP = 5  # updates before the first measured one
 
 
@@ -21,18 +21,18 @@ def wish(model: str, data: corpus.Corpus, folder: Path, threads: int) -> dict:
         "shape": SHAPES[model],
         "corpus": asdict(data),
         "folder": str(folder),
-        "batch": BATCH,
+        "batch": corpus.BATCH,
         "learning_rate": 5e-4,
         "threads": threads,
     }
 
 
-def race(sides: list[Side], rounds: int, updates: int) -> dict[str, list[Window]]:
-    """Let the sides take turns; the windows of each, in the order of the rounds."""
+def race(sides: list[Side], rounds: int, updates: Mapping[str, int]) -> dict[str, list[Window]]:
+    """Let the sides take turns of so many updates each; the windows of each, in the order of the rounds."""
     windows: dict[str, list[Window]] = {side.name: [] for side in sides}
 
     def turn(side: Side) -> float:
-        window = side.turn(updates)
+        window = side.turn(updates[side.name])
         windows[side.name].append(window)
         return window.speed
 

@@ -10,6 +10,7 @@ import argparse
 import importlib
 import json
 import os
+import signal
 import sys
 import time
 from datetime import UTC, datetime
@@ -83,6 +84,7 @@ def _measure(name: str, quick: bool, threads: int) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # clean up as after Ctrl-C
     try:
         sys.exit(main())
     except KeyboardInterrupt:

@@ -3,7 +3,7 @@
 The Transformer is Pegasus's (layer normalisation in front of each block, sinusoidal positions, one embedding for source, target
 and output) with our sizes; for the LSTM, which ``transformers`` has not, a plain module. The trainer gets what serves
 it best here: fused AdamW, batches grouped by length, a collator that only pads, no logging, evaluation or saving,
-and no worker processes, which cost more than they give when the examples lie in memory as numbers.
+and no worker processes, which would compete for the cores only to pad numbers that lie in memory.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """JoeyNMT's own training on the shared corpus; runs inside benchmarks/.venv-joeynmt.
 
 ``TrainManager.train_and_validate`` does everything (iterator, update, learning rate); the subclass only keeps time.
+It can't put sentences of similar length together, so it pads a lot; with ``grouped`` in the wishes it reads a file that is
+already in such an order, and doesn't shuffle.
 """
 
 from __future__ import annotations
@@ -83,7 +85,7 @@ def configuration(wish: dict) -> dict:
         "num_workers": 0,
         "random_seed": 1,
         "data": {
-            "train": str(corpus / "train"),
+            "train": str(corpus / ("grouped" if wish["grouped"] else "train")),
             "dev": str(corpus / "dev"),
             "dataset_type": "plain",
             "src": {"lang": "de", **language},
@@ -112,7 +114,7 @@ def configuration(wish: dict) -> dict:
             "loss": "crossentropy",
             "batch_size": wish["batch"],
             "batch_type": "sentence",
-            "shuffle": True,
+            "shuffle": not wish["grouped"],
             "epochs": NEVER,
             "validation_freq": NEVER,
             "logging_freq": NEVER,
