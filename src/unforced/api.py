@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -166,10 +167,12 @@ def fit(
 def batch(model_or_task: Any, pairs: Iterable[Any]) -> Batch:
     """A ``Batch`` of raw examples: pairs (source, target), ``Example`` tuples, or sources alone.
 
-    The first argument is a loaded model, a ``FittedTask``, or anything else with a ``codec``. A model's batch is on the
-    model's device.
+    The first argument is a loaded model, a ``FittedTask``, or anything else with a ``codec``; a task that is not fitted
+    yet learns its codec from its training data, once. A model's batch is on the model's device.
     """
     codec = model_or_task if isinstance(model_or_task, Codec) else getattr(model_or_task, "codec", None)
+    if isinstance(model_or_task, Task):
+        codec = _learnt_codec(model_or_task)  # type: ignore[arg-type]  # frozen dataclasses can be hashed
     if codec is None or not isinstance(codec, Codec):
         what = type(model_or_task).__name__
         raise InputError(f"{what} has no codec yet: give a loaded model, or a task fitted to training data")
@@ -179,6 +182,11 @@ def batch(model_or_task: Any, pairs: Iterable[Any]) -> Batch:
     made = FittedTask(model_or_task, codec).batch(examples)
     weights = next(model_or_task.parameters(), None) if isinstance(model_or_task, nn.Module) else None
     return made if weights is None else made.to(weights.device)
+
+
+@lru_cache(maxsize=8)
+def _learnt_codec(task: Task) -> Codec:
+    return task.fit(task.read("train"))
 
 
 def _example(pair: Any) -> Example:
@@ -247,8 +255,8 @@ def compare(
 
 
 def report(*runs: str | Path, output: str | Path = "report.html") -> Path:
-    """Write one offline page about run folders and return its path."""
-    from unforced.report import write_report
+    """Write one offline page about run folders (only the tables, as Markdown, to a name in ``.md``); return its path."""
+    from unforced.report import write_report, write_tables
 
-    write_report([Path(run) for run in runs], Path(output))
-    return Path(output)
+    write = write_tables if Path(output).suffix == ".md" else write_report
+    return write([Path(run) for run in runs], Path(output))

@@ -196,7 +196,7 @@ def report(*runs: Path, output: Path = Path("report.html")) -> None:
     runs
         Run folders, or folders that hold some.
     output
-        The page to write.
+        The page to write; a name that ends in .md gets the tables alone, as Markdown.
     """
     from unforced import api
 

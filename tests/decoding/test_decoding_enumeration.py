@@ -8,7 +8,8 @@ import pytest
 import torch
 from small_models import BUILDERS, ENDED, FIXED, SOURCES, make_batch, toy
 
-from unforced.decoding import Beam, Greedy, decode, enumerate_sequences
+from unforced import decode
+from unforced.decoding import Beam, Greedy, enumerate_sequences
 from unforced.errors import InputError
 from unforced.types import Batch
 
@@ -177,7 +178,7 @@ def test_decode_by_name():
     assert decode(model, batch, "greedy").ids(ENDED) == Greedy()(model, batch).ids(ENDED)
     drawn = decode(model, batch, "sample", rng=torch.Generator().manual_seed(1), samples=3)
     assert drawn.tokens.shape[:2] == (4, 3)
-    with pytest.raises(InputError, match="did you mean greedy"):
+    with pytest.raises(InputError, match='did you mean "greedy"'):
         decode(model, batch, "gredy")
-    with pytest.raises(InputError, match="did you mean length_penalty"):
+    with pytest.raises(InputError, match='did you mean "length_penalty"'):
         decode(model, batch, "beam", lenght_penalty=1.0)

@@ -71,7 +71,7 @@ def test_metrics_report_the_plain_likelihood() -> None:
     model, batch = toy(6), one([3, 5, 4, 2])
     smooth, plain = LabelSmoothing(0.2)(model, batch, **HERE), CrossEntropy()(model, batch, **HERE)
     torch.testing.assert_close(smooth.metrics["nll"][0].double(), plain.total.detach(), rtol=1e-6, atol=1e-6)
-    assert math.isclose(float(smooth.mean), float(smooth.total) / 4)
+    assert math.isclose(smooth.mean.item(), smooth.total.item() / 4)
 
 
 @pytest.mark.parametrize("value", [-0.1, 1.0, 2.0])

@@ -12,7 +12,7 @@ from unforced.report.curves import COLOURS, Curve, plot
 from unforced.report.examples import galleries
 from unforced.report.runs import Run, read_runs, settings
 from unforced.report.summary import summarize
-from unforced.tables import comparison_notes, comparison_tables, decimals, number
+from unforced.tables import comparison_markdown, comparison_notes, comparison_tables, decimals, number
 from unforced.training.files import replace_bytes
 
 AXES = ("kind", "step", "epoch")  # keys of an event that are no measurement
@@ -25,6 +25,14 @@ def write_report(runs: Sequence[Path], output: Path) -> Path:
     Raises ``InputError`` where a folder is no run or a file in it is broken.
     """
     replace_bytes(Path(output), render([Path(run) for run in runs]).encode("utf-8"))
+    return Path(output)
+
+
+def write_tables(runs: Sequence[Path], output: Path) -> Path:
+    """Write the tables of the report alone, as Markdown, for pages that hold generated figures; returns the path."""
+    found, comparison = read_runs([Path(run) for run in runs])
+    text = comparison_markdown(comparison or _from_scores(found))
+    replace_bytes(Path(output), text.encode("utf-8"))
     return Path(output)
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, is_dataclass
 from numbers import Integral
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import nn
 
+from unforced.decoding.protocol import Decoder
 from unforced.errors import InputError
 from unforced.metrics.protocol import LikelihoodMetric
 from unforced.tasks.protocol import Codec, FittedTask
@@ -22,13 +23,7 @@ from unforced.training.display import Display
 from unforced.training.likelihood import gold_likelihoods
 from unforced.training.randomness import generator
 from unforced.training.records import RunFolder
-from unforced.types import Batch, Example, Hypotheses
-
-
-class Decoder(Protocol):
-    """How outputs are found: a frozen dataclass of the catalogue."""
-
-    def __call__(self, model: Any, batch: Batch, *, rng: torch.Generator | None = None) -> Hypotheses: ...
+from unforced.types import Example
 
 
 class Evaluation(NamedTuple):

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from unforced.decoding.protocol import Decoder
 from unforced.objectives.protocol import Objective
 from unforced.tasks.protocol import FittedTask
-from unforced.training.evaluate import Decoder
 from unforced.training.options import Training
 from unforced.types import Examples
 
