@@ -65,7 +65,9 @@ def test_the_decoder_sees_no_target_and_similar_lengths_together() -> None:
     assert not any(gold for gold, _, _ in seen)
     flat = [length for _, lengths, _ in seen for length in lengths]
     assert flat == sorted(flat, reverse=True)
-    assert len({draw for _, _, draw in seen}) == 1  # what is drawn for an example must not depend on its batch
+    assert (
+        len({draw for _, _, draw in seen}) == 1
+    )  # what is drawn for an example must not depend on its batch
 
 
 def test_shares_make_the_whole_with_the_same_draws() -> None:
