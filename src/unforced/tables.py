@@ -108,11 +108,14 @@ def comparison_notes(comparison: Comparison) -> tuple[str, ...]:
             f"bootstrap, p a two-sided approximate randomisation test, {comparison.permutations} permutations, not corrected for "
             "several comparisons."
         )
-    if any(row.cost is not None for row in comparison.rows):
+    if _costs_differ(comparison):
         notes.append(
             f"cost: training seconds per target token as a ratio to {comparison.baseline}, from these runs, made one after "
             "another and not interleaved: read it as approximate."
         )
+    efforts = {row.variant: _effort(row) for row in comparison.rows if row.minutes is not None}
+    if efforts:
+        notes.append(f"training time of a run, validation apart: {'; '.join(efforts.values())}.")
     notes += [f"{measure.name}: {measure.signature}." for measure in comparison.measures]
     if not comparison.complete:
         left = sum(run.state not in ("finished", "failed") for run in comparison.runs)
@@ -187,6 +190,8 @@ def _table(comparison: Comparison, measure: Measure) -> Table:
     header = ("variant", "decoder", "score", f"{level} interval", "best dev", "change", "interval of change", "p", "cost")  # fmt: skip
     if len(comparison.seeds) == 1:  # the best of one says nothing new
         chosen = [(row, replace(cell, best=None)) for row, cell in chosen]
+    if not _costs_differ(comparison):
+        chosen = [(replace(row, cost=None), cell) for row, cell in chosen]
     rows = [_cells(row, cell, places, comparison.baseline) for row, cell in chosen]
     kept = [i for i in range(len(header)) if i < 3 or any(row[i] not in (DASH, BASELINE) for row in rows)]
     return Table(
@@ -195,6 +200,20 @@ def _table(comparison: Comparison, measure: Measure) -> Table:
         tuple(tuple(row[i] for i in kept) for row in rows),
         tuple(i > 1 for i in kept),
     )
+
+
+def _effort(row: Row) -> str:
+    """
+    >>> _effort(Row("plain", "greedy", None, {}, minutes=25.42, threads=2))
+    'plain 25.4 minutes on 2 threads'
+    """
+    threads = "" if row.threads is None else f" on {row.threads} thread{'s' if row.threads > 1 else ''}"
+    return f"{row.variant} {number(row.minutes, 1)} minutes{threads}"
+
+
+def _costs_differ(comparison: Comparison) -> bool:
+    """Whether there is a cost to show: the baseline's ratio to itself says nothing."""
+    return any(row.cost is not None and row.variant != comparison.baseline for row in comparison.rows)
 
 
 def _cells(row: Row, cell: Cell, places: int, baseline: str) -> tuple[str, ...]:

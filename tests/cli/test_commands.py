@@ -195,6 +195,7 @@ def test_a_reader_that_has_seen_enough() -> None:
 def test_ctrl_c_leaves_no_traceback() -> None:
     code = (
         "import os, signal, sys; from unforced import cli\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a background job inherits it ignored
         "cli.app = lambda words: os.kill(os.getpid(), signal.SIGINT)\n"
         "sys.exit(cli.main())"
     )

@@ -27,7 +27,7 @@ def summarize(
     split = "test" if any(s == "test" for run in runs for s, _ in run.scores) else "dev"
     measures = _measures(runs, split)
     rows = [
-        Row(variant, decoder, _cost(runs, variant, baseline), cells)
+        Row(variant, decoder, _cost(runs, variant, baseline), cells, *_effort(runs, variant))
         for variant in variants
         for decoder in (decoders(runs, split) if measures else [])
         if (cells := _cells([run for run in runs if run.label == variant], split, decoder, measures))
@@ -112,6 +112,14 @@ def _cost(runs: Iterable[Run], variant: str, baseline: str) -> float | None:
         tokens = sum(end["tokens"] for end in ended)
         rates[label] = sum(end["seconds"] for end in ended) / tokens if tokens else 0.0
     return rates[variant] / rates[baseline] if rates[variant] and rates[baseline] else None
+
+
+def _effort(runs: Iterable[Run], variant: str) -> tuple[float | None, int | None]:
+    """Minutes that a variant's finished runs trained on average, and the threads they had."""
+    ended = [run for run in runs if run.label == variant and run.finished]
+    seconds = [run.finished["seconds"] for run in ended if run.finished]
+    threads = {run.info.get("threads") for run in ended}
+    return float(np.mean(seconds)) / 60 if seconds else None, threads.pop() if len(threads) == 1 else None
 
 
 def _state(run: Run) -> RunState:
