@@ -12,7 +12,8 @@ from collections.abc import Callable
 
 import corpus
 from harness import WORK, interleave, ratio, row, say
-from shapes import TRANSFORMER, huggingface_transformer, unforced_model
+from shapes import TRANSFORMER, huggingface_transformer
+from trained import batch, trained
 from weights import copy_transformer
 
 TARGET = 1.0
@@ -29,7 +30,7 @@ def run(*, quick: bool, threads: int) -> dict:
     torch.set_num_threads(threads)
     torch.set_flush_denormal(True)  # for both sides alike
     data = corpus.prepare(WORK)
-    ours = _trained(data, 100 if quick else UPDATES)
+    ours = trained("transformer", data, 100 if quick else UPDATES)
     theirs = huggingface_transformer(
         TRANSFORMER, data.vocabulary, pad=corpus.PAD, bos=corpus.BOS, eos=corpus.EOS
     )
@@ -43,7 +44,7 @@ def run(*, quick: bool, threads: int) -> dict:
         lengths = (FORCED, FORCED) if forced else (1, LONGEST)
         for size in BATCHES:
             chosen = pairs[: 6 if size == 1 and quick else 12 if size == 1 else None]
-            batches = [_batch(chosen[i : i + size]) for i in range(0, len(chosen), size)]
+            batches = [batch(chosen[i : i + size]) for i in range(0, len(chosen), size)]
             sides = {
                 "unforced": _ours(ours, batches, *lengths),
                 "huggingface": _theirs(theirs, batches, *lengths),
@@ -87,51 +88,6 @@ def run(*, quick: bool, threads: int) -> dict:
     }
 
 
-def _trained(data: corpus.Corpus, updates: int):
-    """Our Transformer after some updates of plain cross-entropy; kept below ``WORK`` for the next run."""
-    import torch
-    from safetensors.torch import load_file, save_file
-
-    from unforced.objectives.cross_entropy import CrossEntropy
-    from unforced.types import Progress, Sizes
-
-    torch.manual_seed(1)
-    model = unforced_model("transformer", TRANSFORMER).build(Sizes(data.vocabulary, data.vocabulary))
-    kept = WORK / f"beam-{data.name}-{updates}.safetensors"
-    if kept.is_file():
-        found = load_file(kept)
-        if {k: v.shape for k, v in found.items()} == {k: v.shape for k, v in model.state_dict().items()}:
-            model.load_state_dict(found)
-            return model
-    say(f"  training the model that is searched with, {updates} updates (kept for the next time)")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.98), fused=True)
-    order = torch.randperm(data.train, generator=torch.Generator().manual_seed(1)).tolist()
-    pairs, objective, rng = data.ids("train"), CrossEntropy(), torch.Generator().manual_seed(1)
-    model.train()
-    for step in range(updates):
-        for group in optimizer.param_groups:
-            group["lr"] = 1e-3 * min(1.0, (step + 1) / 50)
-        batch = _batch([pairs[i] for i in order[64 * step : 64 * (step + 1)]])
-        loss = objective(model, batch, progress=Progress(step), rng=rng)
-        loss.mean.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        if (step + 1) % 50 == 0:
-            say(f"    {step + 1} updates, loss {float(loss.mean.detach()):.2f}")
-    save_file(model.state_dict(), kept)
-    return model
-
-
-def _batch(pairs: list[tuple[list[int], list[int]]]):
-    from unforced.tasks.collate import collate
-    from unforced.types import Encoded, Symbols
-
-    symbols = Symbols(corpus.PAD, corpus.BOS, corpus.EOS, banned=(corpus.PAD, corpus.BOS))
-    encoded = [Encoded(source, target) for source, target in pairs]
-    return collate(encoded, list(range(len(pairs))), symbols, source_pad=corpus.PAD)
-
-
 def _ours(model, batches: list, shortest: int, longest: int) -> Callable[[], list[list[int]]]:
     from unforced.decoding.beam import Beam
 
@@ -139,7 +95,7 @@ def _ours(model, batches: list, shortest: int, longest: int) -> Callable[[], lis
     decoder = Beam(beam=BEAM, min_length=shortest, max_length=longest)
 
     def search() -> list[list[int]]:
-        return [ids for batch in batches for ids in decoder(model, batch).ids(batch.symbols)]
+        return [ids for each in batches for ids in decoder(model, each).ids(each.symbols)]
 
     return search
 
@@ -147,10 +103,10 @@ def _ours(model, batches: list, shortest: int, longest: int) -> Callable[[], lis
 def _theirs(model, batches: list, shortest: int, longest: int) -> Callable[[], list[list[int]]]:
     def search() -> list[list[int]]:
         outputs = []
-        for batch in batches:
+        for each in batches:
             found = model.generate(
-                input_ids=batch.source,
-                attention_mask=batch.source_mask.long(),
+                input_ids=each.source,
+                attention_mask=each.source_mask.long(),
                 num_beams=BEAM,
                 do_sample=False,
                 length_penalty=1.0,

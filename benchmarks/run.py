@@ -22,7 +22,7 @@ import machine
 import table
 from harness import RESULTS, SideError, say
 
-NAMES = ("startup", "beam_speed", "training_speed", "loop_overhead")
+NAMES = ("startup", "beam_speed", "training_speed", "loop_overhead", "scheduled_sampling")
 
 
 def main() -> int:

@@ -13,12 +13,15 @@ import unforced
 
 ROOT = Path(unforced.__file__).parent
 
-LEAVES = {"errors", "types", "rows", "masking", "relax", "schedules", "metrics"}
+LEAVES = {"errors", "types", "rows", "masking", "relax", "schedules", "streams", "metrics"}
 ALLOWED = {
     "errors": set(),
     "types": set(),
     "rows": {"types"},
     "masking": set(),
+    "relax": set(),
+    "schedules": {"errors", "types"},
+    "streams": {"types"},
     "metrics": {"errors", "types", "metrics"},
     "models": LEAVES | {"models"},
     "decoding": LEAVES | {"models", "decoding"},
@@ -36,7 +39,7 @@ ALLOWED = {
     "recipe": {"errors", "schema", "trees", "catalogue", "training.options", "types"},
 }  # fmt: skip
 # on top of everything: may import what they like
-TOP = {"api", "loading", "stream", "compare", "cli", "__init__", "__main__"}
+TOP = {"api", "loading", "stream", "compare", "plots", "cli", "__init__", "__main__"}
 
 
 def local_imports(path: Path) -> set[str]:

@@ -14,6 +14,8 @@ CATALOGUE: dict[str, dict[str, str]] = {
     "objectives": {
         "cross_entropy": "unforced.objectives.cross_entropy:CrossEntropy",
         "label_smoothing": "unforced.objectives.label_smoothing:LabelSmoothing",
+        "scheduled_sampling": "unforced.objectives.scheduled_sampling:ScheduledSampling",
+        "parallel_scheduled_sampling": "unforced.objectives.parallel_scheduled_sampling:ParallelScheduledSampling",
     },
     "models": {
         "lstm": "unforced.models.lstm:LSTM",
@@ -40,7 +42,14 @@ CATALOGUE: dict[str, dict[str, str]] = {
         "sample": "unforced.decoding.sampling:Sample",
         "beam": "unforced.decoding.beam:Beam",
     },
-    "schedules": {},
+    "schedules": {
+        "constant": "unforced.schedules:Constant",
+        "linear": "unforced.schedules:Linear",
+        "exponential": "unforced.schedules:Exponential",
+        "inverse_sigmoid": "unforced.schedules:InverseSigmoid",
+        "always": "unforced.schedules:Always",
+        "rise": "unforced.schedules:Rise",
+    },
 }
 
 # A field of one of these types holds any entry of the kind, picked by its ``name``.

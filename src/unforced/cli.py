@@ -226,7 +226,7 @@ def list_(kind: Kind, /, *, json_: Annotated[bool, Parameter(name="--json")] = F
 
 
 @app.command
-def show(recipe: str, /, *overrides: str, variant: str | None = None) -> None:
+def show(recipe: str, /, *overrides: str, variant: str | None = None, plot: Path | None = None) -> None:
     """Print a recipe with every default filled in, as TOML.
 
     Parameters
@@ -237,10 +237,39 @@ def show(recipe: str, /, *overrides: str, variant: str | None = None) -> None:
         Changes such as training.epochs=3.
     variant
         Only this variant.
+    plot
+        Draw the schedules of its objectives to this file (.svg, .png, .pdf) instead.
     """
     from unforced import recipe as recipes
 
-    print(recipes.load(recipe, overrides, None if variant is None else [variant]).to_toml(), end="")
+    loaded = recipes.load(recipe, overrides, None if variant is None else [variant])
+    if plot is None:
+        print(loaded.to_toml(), end="")
+        return
+    from unforced.plots.schedules import plot_schedules
+
+    print(plot_schedules(loaded, plot))
+
+
+@app.command
+def plot(
+    what: Literal["discontinuity"],
+    /,
+    *,
+    output: Annotated[Path | None, Parameter(name=("--output", "-o"))] = None,
+) -> None:
+    """Draw a picture that explains a method.
+
+    Parameters
+    ----------
+    what
+        discontinuity: the loss of scheduled sampling along a line in parameter space, hard and relaxed.
+    output
+        The file (.svg, .png, .pdf); WHAT.svg unless given.
+    """
+    from unforced.plots.discontinuity import plot_discontinuity
+
+    print(plot_discontinuity(Path(f"{what}.svg") if output is None else output))
 
 
 @app.command

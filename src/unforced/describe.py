@@ -13,7 +13,7 @@ import types
 from dataclasses import is_dataclass
 from typing import Any, Literal, Union, get_args, get_origin
 
-from unforced.catalogue import Entries, named
+from unforced.catalogue import CATALOGUE, Entries, named
 from unforced.recipe import builtin, read
 from unforced.schema import Named, default_of, fields_of, hints_of, nobody, required, to_plain
 
@@ -41,8 +41,12 @@ def entries(kind: str) -> list[dict[str, Any]]:
 
 
 def summary(cls: type) -> str:
-    """The first paragraph about a class on one line: its file's, since a file holds one method, or else its own."""
-    doc = inspect.getdoc(sys.modules[cls.__module__]) or inspect.getdoc(cls) or ""
+    """The first paragraph about a class on one line: its file's, where the file holds this one alone, or else its own."""
+    alone = (
+        sum(entry.startswith(f"{cls.__module__}:") for kind in CATALOGUE.values() for entry in kind.values())
+        < 2
+    )
+    doc = (alone and inspect.getdoc(sys.modules[cls.__module__])) or inspect.getdoc(cls) or ""
     return " ".join(doc.split("\n\n")[0].split())
 
 

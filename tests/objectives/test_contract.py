@@ -21,10 +21,30 @@ SIZES = Sizes(target=6, source=5)
 TABLE: dict[str, list[dict[str, Any]]] = {
     "cross_entropy": [{}],
     "label_smoothing": [{"smoothing": 0.1}, {"smoothing": 0.0}],
+    "scheduled_sampling": [
+        {"feed": "argmax", "mixing": 0.5},
+        {"feed": "sample", "mixing": 0.5},
+        {"feed": "soft_argmax", "mixing": 0.5, "alpha": 2.0},
+        {"feed": "soft_sample", "mixing": 0.3, "alpha": 2.0},
+        {"feed": "argmax", "mixing": 1.0},
+        {"feed": "soft_sample", "mixing": 1.0},
+    ],
+    "parallel_scheduled_sampling": [
+        {"p": 0.5},
+        {"p": 0.75, "passes": 3},
+        {"p": 1.0, "passes": 2, "pick": "argmax"},
+        {"p": 0.0},
+    ],
 }
 ROWS = [pytest.param(name, fields, id=f"{name}-{fields}") for name, rows in TABLE.items() for fields in rows]
 # configurations that feed gold and score against gold alone must be cross-entropy, bit for bit
-GOLD_ONLY = [("label_smoothing", {"smoothing": 0.0})]
+GOLD_ONLY = [
+    ("label_smoothing", {"smoothing": 0.0}),
+    ("scheduled_sampling", {"feed": "argmax", "mixing": 1.0}),
+    ("scheduled_sampling", {"feed": "soft_sample", "mixing": 1.0}),
+    ("parallel_scheduled_sampling", {"p": 0.0}),
+    ("parallel_scheduled_sampling", {"p": 0.5, "warmup": 6, "schedule": "step"}),
+]
 
 MODELS = {
     "toy": Toy(order=2),

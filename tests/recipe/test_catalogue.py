@@ -10,7 +10,7 @@ import pytest
 from unforced.catalogue import CATALOGUE, Entries, name_of, named, resolve
 from unforced.describe import describe, entries
 from unforced.errors import InputError
-from unforced.schema import build, fields_of, required, to_mapping
+from unforced.schema import build, fields_of, hints_of, required, to_mapping
 
 LINES = [(kind, name) for kind, names in CATALOGUE.items() for name in names]
 OFFERS = {
@@ -24,9 +24,12 @@ NEEDED: dict[str, dict[str, Any]] = {"tagging": {"dataset": "german_ler"}}  # on
 
 
 def example(kind: str, name: str) -> Any:
-    """An instance with its defaults, and a path where one is required."""
+    """An instance with its defaults, and a path or a number where one is required."""
     cls = resolve(kind, name)
-    values = {field.name: "x" for field in fields_of(cls) if required(field)}
+    hints = hints_of(cls)
+    values = {
+        field.name: 0.5 if hints[field.name] is float else "x" for field in fields_of(cls) if required(field)
+    }
     return build(cls, {**values, **NEEDED.get(name, {})}, name, named)
 
 

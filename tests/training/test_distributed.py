@@ -16,6 +16,8 @@ import torch
 from toy_training import Noisy, Poisoned, Run, content, free_port, join
 
 from unforced.errors import InputError
+from unforced.objectives.parallel_scheduled_sampling import ParallelScheduledSampling
+from unforced.objectives.scheduled_sampling import ScheduledSampling
 from unforced.training import checkpoints
 from unforced.training.distributed import start
 from unforced.training.records import RunFolder
@@ -90,8 +92,25 @@ def test_fewer_rows_than_processes(folder: Path, accumulate: int) -> None:
     assert losses(folder / "three") == pytest.approx(losses(folder / "one"), rel=1e-6)
 
 
+@pytest.mark.parametrize(
+    "objective",
+    [
+        ScheduledSampling(feed="sample", mixing=0.5),
+        ScheduledSampling(feed="soft_sample", mixing=0.5, alpha=2.0),
+        ParallelScheduledSampling(p=0.5, passes=2),
+    ],
+    ids=["sample", "soft_sample", "parallel"],
+)
+def test_two_processes_and_micro_batches_draw_what_one_draws(folder: Path, objective: Any) -> None:
+    options, settings = {**OPTIONS, "epochs": 1}, {**PLAIN, "objective": objective}
+    assert Run(folder / "one", options, settings).finish() == [0]
+    assert Run(folder / "two", {**options, "accumulate": 2}, settings, world=2).finish() == [0, 0]
+    assert RunFolder(folder / "two").info()["world"] == 2
+    assert losses(folder / "two") == pytest.approx(losses(folder / "one"), rel=1e-6)
+
+
 def test_two_processes_interrupted_go_on_as_if_not(folder: Path) -> None:
-    """One process gets the signal, both stop at the same step; dropout and objective draw apart in each."""
+    """One process gets the signal, both stop at the same step; dropout draws apart in each."""
     options, settings = {**OPTIONS, "epochs": 12}, {"objective": Noisy()}
     whole, stopped = (Run(folder / name, options, settings, world=2) for name in ("whole", "stopped"))
     children = stopped.start()

@@ -9,6 +9,8 @@ from toy_training import Noisy, copies, job
 
 from unforced.objectives.cross_entropy import CrossEntropy
 from unforced.objectives.label_smoothing import LabelSmoothing
+from unforced.objectives.parallel_scheduled_sampling import ParallelScheduledSampling
+from unforced.objectives.scheduled_sampling import ScheduledSampling
 from unforced.training.batching import token_lengths
 from unforced.training.distributed import start
 from unforced.training.options import Training
@@ -16,7 +18,7 @@ from unforced.training.update import Updater
 from unforced.types import Progress
 
 
-def updater(objective: Any, *, double: bool = True, **options: Any) -> tuple[Updater, Any]:
+def updater(objective: Any, *, double: bool = True, seed: int = 0, **options: Any) -> tuple[Updater, Any]:
     settings = Training(**options)
     made = job(options=settings, dropout=0.0, double=double, examples=32)
     codec = made.fitted.codec
@@ -28,7 +30,7 @@ def updater(objective: Any, *, double: bool = True, **options: Any) -> tuple[Upd
         start(settings.precision),
         lambda rows: codec.collate([encoded[row] for row in rows], rows),
         token_lengths(encoded),
-        torch.Generator().manual_seed(0),
+        seed,
     )
     return built, made.model
 
@@ -37,7 +39,17 @@ def gradients(model: Any) -> dict[str, torch.Tensor]:
     return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
 
 
-@pytest.mark.parametrize("objective", [CrossEntropy(), LabelSmoothing(0.1)])
+@pytest.mark.parametrize(
+    "objective",
+    [
+        CrossEntropy(),
+        LabelSmoothing(0.1),
+        ScheduledSampling(feed="sample", mixing=0.5),
+        ScheduledSampling(feed="soft_sample", mixing=0.5, alpha=2.0),
+        ParallelScheduledSampling(p=0.5, passes=2),
+    ],
+    ids=["cross_entropy", "label_smoothing", "sample", "soft_sample", "parallel"],
+)
 def test_one_batch_of_32_and_8_of_4_have_the_same_gradient(objective) -> None:
     found = []
     for accumulate in (1, 8, 40):  # 40: some micro-batches are empty
@@ -59,7 +71,7 @@ def test_the_gradient_is_that_of_the_mean_per_token() -> None:
     each.scale_gradients(1 / numbers[names.index("loss") * 2 + 1])
     mine = gradients(model)
     model.zero_grad()
-    loss = CrossEntropy()(model, each.collate(range(32)), progress=Progress(), rng=each.rng)
+    loss = CrossEntropy()(model, each.collate(range(32)), progress=Progress(), rng=torch.Generator())
     loss.mean.backward()
     for name, gradient in gradients(model).items():
         torch.testing.assert_close(mine[name], gradient)
@@ -122,9 +134,10 @@ def test_bf16_runs_in_autocast_and_still_has_gradients_behind_a_pass_without() -
 def test_the_objectives_randomness_is_its_generators() -> None:
     numbers = []
     for seed in (0, 0, 1):
-        each, _ = updater(Noisy())
-        each.rng.manual_seed(seed)
+        each, _ = updater(Noisy(), seed=seed)
         torch.manual_seed(np.random.default_rng().integers(1000))
         numbers.append(each.gradients(range(32), Progress())[1])
     assert torch.equal(numbers[0], numbers[1])
     assert not torch.equal(numbers[0], numbers[2])
+    other_step = updater(Noisy(), seed=0)[0].gradients(range(32), Progress(step=1))[1]
+    assert not torch.equal(numbers[0], other_step)

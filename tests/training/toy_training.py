@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from unforced import streams
 from unforced.errors import InputError
 from unforced.objectives.cross_entropy import CrossEntropy, gold_scores
 from unforced.tasks.protocol import FittedTask
@@ -167,12 +168,13 @@ class Slow:
 
 @dataclass(frozen=True)
 class Noisy:
-    """Cross-entropy with random weights, so that the objective's generator matters."""
+    """Cross-entropy with random weights for the examples, so that the objective's generator matters."""
 
     def __call__(self, model: Any, batch: Batch, *, progress: Any, rng: torch.Generator) -> Loss:
         scores, gold = gold_scores(model, batch)
         nll = nn.functional.cross_entropy(scores, gold, reduction="none")
-        weights = 0.5 + torch.rand(nll.shape, generator=rng, dtype=nll.dtype)
+        drawn = streams.uniform(streams.keys(batch, rng), 0).unsqueeze(1).expand(batch.mask.shape)[batch.mask]
+        weights = 0.5 + drawn.to(nll.dtype)
         count = torch.tensor(float(len(gold)))
         return Loss((weights * nll).sum(), count, {"nll": (nll.detach().sum(), count)})
 

@@ -1,10 +1,7 @@
 """Ancestral sampling, with temperature, top-k and nucleus, from random numbers that belong to the examples.
 
-**Random numbers.** A call draws one seed from its generator. The uniform number of example e, sample n, step t is then
-a function of (seed, e, n, t) alone, where e is ``batch.ids`` (the row's number in the batch if there are none): the
-splitmix64 generator of Steele, Lea and Flood (2014), started at a hash of (seed, e, n). So with a generator in the same
-state an example's samples are the same in any batch, at any place in it and on any device, and no generator has to be
-made for each row.
+The uniform number of example e, sample n, step t is a function of the call's seed and of (e, n, t) alone
+(``unforced.streams``): with a generator in the same state an example's samples are the same in any batch.
 """
 
 from __future__ import annotations
@@ -14,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from unforced import streams
 from unforced.decoding.constraints import Constraints, check_lengths, limits
 from unforced.decoding.greedy import OneToken, singles
 from unforced.decoding.search import evaluating, search
@@ -21,57 +19,6 @@ from unforced.decoding.top import top
 from unforced.errors import InputError
 from unforced.models.protocol import StepDecoder
 from unforced.types import Batch, Hypotheses
-
-
-def _signed(number: int) -> int:
-    """The int64 with the same last 64 bits."""
-    return (number + (1 << 63)) % (1 << 64) - (1 << 63)
-
-
-GAMMA = 0x9E3779B97F4A7C15
-MIX_1 = _signed(0xBF58476D1CE4E5B9)
-MIX_2 = _signed(0x94D049BB133111EB)
-
-
-def mix64(x: Tensor) -> Tensor:
-    """The output function of splitmix64, on int64 tensors (products wrap around)."""
-    x = (x ^ _shift(x, 30)) * MIX_1
-    x = (x ^ _shift(x, 27)) * MIX_2
-    return x ^ _shift(x, 31)
-
-
-def _shift(x: Tensor, bits: int) -> Tensor:
-    """Shift right and fill with zeros: ``>>`` alone would repeat the sign."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
-
-
-def uniform(keys: Tensor, t: int) -> Tensor:
-    """Number t of the streams that start at ``keys`` (int64): float64 in [0, 1), of the same shape.
-
-    >>> uniform(torch.tensor([1, 2]), 0)
-    tensor([0.5666, 0.5912], dtype=torch.float64)
-    """
-    return _shift(mix64(keys + _signed((t + 1) * GAMMA)), 11).double() * 2.0**-53
-
-
-def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """The index that each uniform number [R] falls on in weights [R,N] that need not sum to one: inverse CDF.
-
-    It is the first index whose cumulated weight exceeds u · total, so an index of weight zero is never drawn,
-    whatever the rounding.
-
-    >>> draw(torch.tensor([[0.0, 2.0, 0.0, 2.0]]).expand(4, 4), torch.tensor([0.0, 0.49, 0.51, 1.0]))
-    tensor([1, 1, 3, 3])
-    """
-    cumulated = weights.cumsum(dim=1)
-    total = cumulated[:, -1:]
-    below = torch.nextafter(total, torch.zeros_like(total))
-    target = torch.minimum(uniforms.unsqueeze(1).to(total.dtype) * total, below)
-    drawn = torch.searchsorted(cumulated, target, right=True).clamp_(max=weights.shape[1] - 1)
-    wrong = weights.gather(1, drawn) <= 0  # a parallel cumulative sum need not be monotone in its last bits
-    if wrong.any():
-        drawn = torch.where(wrong, weights.argmax(dim=1, keepdim=True), drawn)
-    return drawn.squeeze(1)
 
 
 @dataclass(frozen=True)
@@ -82,7 +29,7 @@ class Sample:
     together have at least that probability (of what top_k left, after the temperature). ``samples`` outputs are
     drawn for each example, independently, and returned with the most probable first; ``log_probs`` is what the model
     says of them, with no temperature and nothing cut. ``min_length`` and ``max_length`` are those of
-    ``unforced.decoding.constraints``. The call needs ``rng``; this module's head says how it is used.
+    ``unforced.decoding.constraints``. The call needs ``rng``.
 
     >>> from unforced.decoding.sampling import Sample
     >>> Sample(temperature=0.7, nucleus=0.9).samples
@@ -116,11 +63,9 @@ class Sample:
             return best_first(singles(search(model, batch, selector, steps, copies=self.samples), batch))
 
     def keys(self, batch: Batch, rng: torch.Generator) -> Tensor:
-        """Where the random streams start: [B·samples] int64, a hash of the call's seed, the example and the sample."""
-        seed = torch.randint(2**62, (1,), generator=rng, device=rng.device).to(batch.gold.device)
-        ids = torch.arange(len(batch), device=seed.device) if batch.ids is None else batch.ids
-        numbers = torch.arange(self.samples, device=seed.device)
-        return mix64(mix64(mix64(seed) + ids).unsqueeze(1) + numbers).flatten()
+        """Where the random streams start: [B·samples] int64."""
+        numbers = torch.arange(self.samples, device=batch.gold.device)
+        return streams.branch(streams.keys(batch, rng).unsqueeze(1), numbers).flatten()
 
     def pick(self, t: int, token_scores: Tensor, keys: Tensor) -> Tensor:
         """[B,V] log-probabilities, [B] keys -> [B] tokens."""
@@ -133,7 +78,7 @@ class Sample:
         if self.nucleus is not None:
             before = weights.cumsum(dim=1) - weights  # what the more probable tokens have together
             weights = weights.masked_fill(before >= self.nucleus, 0)
-        drawn = draw(weights, uniform(keys, t))
+        drawn = streams.draw(weights, streams.uniform(keys, t))
         return drawn if order is None else order.gather(1, drawn.unsqueeze(1)).squeeze(1)
 
 

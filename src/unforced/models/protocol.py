@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
+from unforced.errors import InputError
 from unforced.types import Batch, DecoderState, Sizes
 
 
@@ -57,3 +58,17 @@ class ModelSpec(Protocol):
         Raises ``InputError`` where the model can't take such data (say, images into a text-only model).
         """
         ...
+
+
+def require(model: Any, method: str, *names: str) -> None:
+    """Raise ``InputError`` if the model lacks a function that ``method`` calls.
+
+    >>> require(object(), "scheduled_sampling", "start")
+    Traceback (most recent call last):
+    unforced.errors.InputError: scheduled_sampling needs a model with start, which object doesn't have
+    """
+    missing = [name for name in names if not callable(getattr(model, name, None))]
+    if missing:
+        raise InputError(
+            f"{method} needs a model with {' and '.join(missing)}, which {type(model).__name__} doesn't have"
+        )

@@ -9,13 +9,26 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from unforced.models.protocol import StepDecoder
-from unforced.types import Batch, Loss, Progress
+from unforced.types import Batch, DecoderState, Loss, Progress
 
 
-def gold_scores(model: StepDecoder, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Teacher forcing: scores [N,V] and gold [N] at the N positions that count (padding is never projected)."""
-    features, _ = model.advance(model.start(batch), model.embed(batch.prefix))
+def gold_scores(model: StepDecoder, batch: Batch, state: DecoderState | None = None) -> tuple[Tensor, Tensor]:
+    """Feed the prefix: scores [N,V] and gold [N] at the N positions that count (padding is never projected).
+
+    ``state`` is what ``model.start(batch)`` gave, where that has been called already.
+    """
+    state = model.start(batch) if state is None else state
+    features, _ = model.advance(state, model.embed(batch.prefix))
     return model.score(features[batch.mask]), batch.gold[batch.mask]
+
+
+def negative_log_likelihood(scores: Tensor, gold: Tensor) -> Loss:
+    """−Σ log softmax(scores)[gold], in float32 at least, with the metrics of ``token_metrics``."""
+    total = F.cross_entropy(
+        scores.float() if scores.dtype != torch.float64 else scores, gold, reduction="sum"
+    )
+    metrics = token_metrics(scores, gold, total)
+    return Loss(total, metrics["nll"][1], metrics)
 
 
 def token_metrics(scores: Tensor, gold: Tensor, nll: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
@@ -39,9 +52,4 @@ class CrossEntropy:
     """
 
     def __call__(self, model: StepDecoder, batch: Batch, *, progress: Progress, rng: torch.Generator) -> Loss:
-        scores, gold = gold_scores(model, batch)
-        total = F.cross_entropy(
-            scores.float() if scores.dtype != torch.float64 else scores, gold, reduction="sum"
-        )
-        metrics = token_metrics(scores, gold, total)
-        return Loss(total, metrics["nll"][1], metrics)
+        return negative_log_likelihood(*gold_scores(model, batch))

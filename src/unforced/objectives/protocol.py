@@ -13,7 +13,9 @@ from unforced.types import Batch, Loss, Progress
 class Objective(Protocol):
     """A frozen dataclass; its fields are the method's hyper-parameters.
 
-    All randomness comes from ``rng`` (dropout apart), so that a resumed run repeats it bit for bit.
+    All randomness comes from ``rng`` (dropout apart), so that a resumed run repeats it bit for bit. The loop hands every
+    part of an update a generator in the same state: draw numbers for each example by ``unforced.streams``, not from
+    ``rng`` itself, and micro-batches and processes add up to exactly what one big batch would give.
     """
 
     def __call__(self, model: Any, batch: Batch, *, progress: Progress, rng: torch.Generator) -> Loss: ...

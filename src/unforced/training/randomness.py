@@ -1,4 +1,4 @@
-"""The random streams of a run: one generator for the objective and torch's own for dropout, apart in each process."""
+"""The random numbers of a run: torch's own generators for dropout, apart in each process, and one for each update."""
 
 from __future__ import annotations
 
@@ -23,26 +23,22 @@ def generator(device: torch.device | str, *numbers: int) -> torch.Generator:
     return torch.Generator(device=device).manual_seed(derive(*numbers))
 
 
-def seed_everything(device: torch.device, seed: int, rank: int) -> torch.Generator:
-    """Seed torch's global generators, and return the objective's generator."""
+def seed_everything(seed: int, rank: int) -> None:
+    """Seed torch's global generators."""
     torch.manual_seed(derive(seed, rank, 0))
-    return generator(device, seed, rank, 1)
 
 
-def random_state(objective: torch.Generator) -> dict[str, Tensor]:
-    """The state of all streams of this process as bytes."""
-    state = {"objective": objective.get_state(), "torch": torch.get_rng_state()}
-    if objective.device.type != "cpu":
-        state["device"] = torch.get_device_module(objective.device).get_rng_state()
+def random_state(device: torch.device) -> dict[str, Tensor]:
+    """The state of this process's global generators as bytes."""
+    state = {"torch": torch.get_rng_state()}
+    if device.type != "cpu":
+        state["device"] = torch.get_device_module(device).get_rng_state()
     return state
 
 
-def restore_random_state(objective: torch.Generator, state: Mapping[str, Tensor]) -> None:
+def restore_random_state(device: torch.device, state: Mapping[str, Tensor]) -> None:
     """Undo ``random_state``."""
-    own = {
-        name: bytes_.clone() for name, bytes_ in state.items()
-    }  # set_state crashes on a view into other memory
-    objective.set_state(own["objective"])
+    own = {name: bytes_.clone() for name, bytes_ in state.items()}  # a view into other memory crashes
     torch.set_rng_state(own["torch"])
-    if objective.device.type != "cpu":
-        torch.get_device_module(objective.device).set_rng_state(own["device"])
+    if device.type != "cpu":
+        torch.get_device_module(device).set_rng_state(own["device"])

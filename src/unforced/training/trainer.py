@@ -52,7 +52,7 @@ class Trainer:
         self.signals = Signals()
         self.meter = Meter()
         self.logs: Logs | None = None  # in the main process alone
-        self.rng = seed_everything(accelerator.device, job.seed, accelerator.process_index)
+        seed_everything(job.seed, accelerator.process_index)
         collate = job.fitted.codec.collate
         self.updater = Updater(
             job.model,
@@ -61,7 +61,7 @@ class Trainer:
             accelerator,
             lambda rows: collate([encoded[row] for row in rows], rows),
             lengths,
-            self.rng,
+            job.seed,
         )
         limits = {
             "batch_tokens": job.options.batch_tokens,
@@ -87,7 +87,8 @@ class Trainer:
         fill_model(self.job.model, checkpoint.model, str(path))
         fill_optimizer(self.updater.optimizer, self.job.model, checkpoint.optimizer)
         rank = self.accelerator.process_index
-        restore_random_state(self.rng, {name: rows[rank] for name, rows in checkpoint.random.items()})
+        random = {name: rows[rank] for name, rows in checkpoint.random.items()}
+        restore_random_state(self.accelerator.device, random)
         self._open_logs(sizes)
         if self.accelerator.is_main_process:
             self.folder.write_best(self.state.best)
@@ -266,7 +267,7 @@ class Trainer:
         """Publish a checkpoint of this step, say which is the best, then remove old ones."""
         random = {
             name: self.accelerator.gather(state.unsqueeze(0).to(self.accelerator.device))
-            for name, state in random_state(self.rng).items()
+            for name, state in random_state(self.accelerator.device).items()
         }
 
         def write() -> None:

@@ -15,6 +15,7 @@ from unforced.errors import InputError
 from unforced.objectives.protocol import Objective
 from unforced.training.batching import micro_batches
 from unforced.training.options import Training
+from unforced.training.randomness import generator
 from unforced.types import Batch, Loss, Progress
 
 FUSED = ("cpu", "cuda", "mps", "xpu")  # devices with a fused AdamW
@@ -58,6 +59,9 @@ class Updater:
 
         g = (Σ_parts ∇ total) / (Σ_parts count), clipped to norm ``clip``
 
+    Every part is given a generator in the same state, a function of the run's seed and the step: an objective draws its
+    numbers for each example apart (``unforced.streams``), so that they don't depend on how the batch is dealt out.
+
     A global batch is given as row numbers into ``lengths`` ([N,2], for dealing rows out evenly); ``collate`` turns
     them into a batch. ``stop`` is added to the sums, so that all processes learn of a signal that one of them got.
     """
@@ -70,13 +74,13 @@ class Updater:
         accelerator: Accelerator,
         collate: Callable[[Sequence[int]], Batch],
         lengths: np.ndarray,
-        rng: torch.Generator,
+        seed: int,
     ) -> None:
         self.accelerator = accelerator
         self.accumulate = options.accumulate
         self.collate = collate
         self.lengths = lengths
-        self.rng = rng
+        self.seed = seed
         self.clip = options.clip
         self.module = accelerator.prepare_model(Step(model, objective))
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -115,7 +119,7 @@ class Updater:
             last = i == len(parts) - 1
             with nullcontext() if last else self.accelerator.no_sync(self.module):
                 batch = self.collate(part).to(self.accelerator.device)
-                loss = self.module(batch, progress, self.rng)
+                loss = self.module(batch, progress, generator(batch.gold.device, self.seed, progress.step))
                 loss = nothing(loss) if idle else loss
                 self.accelerator.backward(loss.total)
             for name, (total, count) in [("loss", (loss.total.detach(), loss.count)), *loss.metrics.items()]:

@@ -1,0 +1,55 @@
+"""Our models after some updates of cross-entropy: what a benchmark of searching or of sampling has to be run on."""
+
+from __future__ import annotations
+
+import corpus
+from harness import WORK, say
+from shapes import SHAPES, unforced_model
+
+WARM_UP = 50  # updates in which the learning rate grows
+
+
+def trained(name: str, data: corpus.Corpus, updates: int):
+    """A model of ``shapes`` after so many updates of ``corpus.BATCH`` pairs; kept below ``WORK`` for the next run."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    from unforced.objectives.cross_entropy import CrossEntropy
+    from unforced.types import Progress, Sizes
+
+    torch.manual_seed(1)
+    model = unforced_model(name, SHAPES[name]).build(Sizes(data.vocabulary, data.vocabulary))
+    kept = WORK / f"trained-{name}-{data.name}-{updates}.safetensors"
+    if kept.is_file():
+        found = load_file(kept)
+        if {k: v.shape for k, v in found.items()} == {k: v.shape for k, v in model.state_dict().items()}:
+            model.load_state_dict(found)
+            return model
+    say(f"  training the {name}, {updates} updates (kept for the next time)")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.98), fused=True)
+    order = torch.randperm(data.train, generator=torch.Generator().manual_seed(1)).tolist()
+    pairs, objective, rng = data.ids("train"), CrossEntropy(), torch.Generator().manual_seed(1)
+    model.train()
+    for step in range(updates):
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-3 * min(1.0, (step + 1) / WARM_UP)
+        rows = order[corpus.BATCH * step : corpus.BATCH * (step + 1)]
+        loss = objective(model, batch([pairs[i] for i in rows]), progress=Progress(step), rng=rng)
+        loss.mean.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        if (step + 1) % 50 == 0:
+            say(f"    {step + 1} updates, loss {float(loss.mean.detach()):.2f}")
+    save_file(model.state_dict(), kept)
+    return model
+
+
+def batch(pairs: list[tuple[list[int], list[int]]]):
+    """A padded batch of pairs of ids."""
+    from unforced.tasks.collate import collate
+    from unforced.types import Encoded, Symbols
+
+    symbols = Symbols(corpus.PAD, corpus.BOS, corpus.EOS, banned=(corpus.PAD, corpus.BOS))
+    encoded = [Encoded(source, target) for source, target in pairs]
+    return collate(encoded, list(range(len(pairs))), symbols, source_pad=corpus.PAD)

@@ -1,0 +1,146 @@
+"""Scheduled sampling (Bengio et al. 2015), hard or differentiable (Goyal et al. 2017): feed gold or the model's own tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from unforced import relax, streams
+from unforced.errors import InputError, check_choice
+from unforced.models.protocol import StepDecoder, require
+from unforced.objectives._feeding import PICKS, asking, coins, emittable, fed, pick
+from unforced.objectives.cross_entropy import gold_scores, negative_log_likelihood
+from unforced.schedules import Exponential, InverseSigmoid, Schedule, at
+from unforced.types import Batch, DecoderState, Loss, Progress
+
+Feed = Literal["argmax", "sample", "soft_argmax", "soft_sample"]
+SOFT = {"soft_argmax", "soft_sample"}
+DECAY = InverseSigmoid(k=10.0, warmup=1.0)
+SHARPENING = Exponential(start=1.0, rate=1.5, cap=100.0)
+
+
+@dataclass(frozen=True)
+class ScheduledSampling:
+    """−Σ_t log p(y*_t | ỹ_<t, x), where each ỹ_t is gold with probability ``mixing``, and else the model's own.
+
+    ``feed`` says what the model's own token is, from its scores s_t at that step:
+
+    - ``argmax`` and ``sample`` (hard): the best token, or one drawn from softmax(s_t); no gradient goes through them;
+    - ``soft_argmax`` (differentiable): the mixture of embeddings Σ_w e(w) softmax(α s_t)_w;
+    - ``soft_sample`` (differentiable): the same of s_t + Gumbel noise.
+
+    ``mixing`` and ``alpha`` are numbers or schedules; ``alpha`` is the inverse temperature of the soft feeds. There is a coin
+    for every token. Tokens that can't be emitted are never fed, neither is anything but gold behind the end; the model
+    may well feed EOS before the gold ends, and is scored on the rest of the gold all the same. With ``mixing`` 1 this is
+    cross-entropy, bit for bit.
+
+    Hard tokens are found one step at a time without gradient and then fed all at once. ``dropout`` says whether it is on
+    while they are found; soft feeds are part of the training pass, where it is on anyway.
+
+    >>> from unforced.objectives.scheduled_sampling import ScheduledSampling
+    >>> ScheduledSampling(feed="soft_argmax", mixing=0.75, alpha=5.0).alpha
+    5.0
+    """
+
+    feed: Feed = "argmax"
+    mixing: float | Schedule = DECAY
+    alpha: float | Schedule = SHARPENING
+    dropout: bool = True
+
+    def __post_init__(self) -> None:
+        check_choice("feed", self.feed, Feed)
+        if not isinstance(self.mixing, Schedule) and not 0 <= self.mixing <= 1:
+            raise InputError(f"mixing is a probability, not {self.mixing}")
+        if not isinstance(self.alpha, Schedule) and not 0 < self.alpha < float("inf"):
+            raise InputError(f"alpha must be positive, not {self.alpha}")
+        if self.feed in SOFT and not self.dropout:
+            raise InputError(
+                f"dropout can't be off for the feed {self.feed}, which is part of the training pass"
+            )
+
+    def schedules(self) -> dict[str, float | Schedule]:
+        """What moves with progress, for pictures."""
+        return {"mixing": self.mixing, **({"alpha": self.alpha} if self.feed in SOFT else {})}
+
+    def __call__(self, model: StepDecoder, batch: Batch, *, progress: Progress, rng: torch.Generator) -> Loss:
+        soft = ("embed_mix",) if self.feed in SOFT else ()
+        require(
+            model, f"scheduled_sampling with feed {self.feed}", "start", "embed", "advance", "score", *soft
+        )
+        keys = streams.keys(batch, rng)
+        replaced = coins(keys, batch, at(self.mixing, progress))  # [B,T]
+        if not replaced.any():
+            return fed(negative_log_likelihood(*gold_scores(model, batch)), batch, replaced)
+        state, keys = model.start(batch), streams.branch(keys, PICKS)
+        if self.feed in SOFT:
+            loss = self.relaxed(model, batch, state, replaced, keys, at(self.alpha, progress))
+        else:
+            mixed = replace(batch, prefix=self.roll_out(model, batch, state, replaced, keys))
+            loss = negative_log_likelihood(*gold_scores(model, mixed, state))
+        return fed(loss, batch, replaced)
+
+    def roll_out(
+        self, model: StepDecoder, batch: Batch, state: DecoderState, replaced: Tensor, keys: Tensor
+    ) -> Tensor:
+        """The prefix ỹ [B,T] with the model's tokens where ``replaced`` says so; each is picked given ỹ before it."""
+        prefix, done = batch.prefix.clone(), 0
+        with asking(model, self.dropout):
+            for t in stops(replaced):
+                features, state = model.advance(state, model.embed(prefix[:, done : t + 1]))
+                rows, done = replaced[:, t].nonzero().squeeze(1), t + 1
+                uniforms = streams.uniform(keys[rows], t)
+                prefix[rows, t + 1] = pick(model, features[rows, -1], uniforms, batch.symbols, self.feed)  # type: ignore[arg-type]
+        return prefix
+
+    def relaxed(
+        self,
+        model: StepDecoder,
+        batch: Batch,
+        state: DecoderState,
+        replaced: Tensor,
+        keys: Tensor,
+        alpha: float,
+    ) -> Loss:
+        """One pass with gradient, in which the scores of a step are both scored and, softened, fed to the next."""
+        inputs = model.embed(batch.prefix)  # [B,T,E], gold
+        first, done, found, losses = inputs[:, :1], 0, [], []
+        for t in stops(replaced):
+            piece = torch.cat([first, inputs[:, done + 1 : t + 1]], dim=1)
+            features, state = model.advance(state, piece)
+            rows, done = replaced[:, t].nonzero().squeeze(1), t + 1
+            scores = model.score(features[rows, -1])  # [n,V]
+            losses.append(negative_log_likelihood(scores, batch.gold[rows, t]))
+            mixture = model.embed_mix(self.soften(scores, alpha, keys[rows], t, batch).unsqueeze(1))
+            first = inputs[:, done : done + 1].index_copy(0, rows, mixture.to(inputs.dtype))
+            found.append(features)
+        features, _ = model.advance(state, torch.cat([first, inputs[:, done + 1 :]], dim=1))
+        rest = batch.mask & ~replaced  # what has not been scored yet
+        scores = model.score(torch.cat([*found, features], dim=1)[rest])
+        return add([negative_log_likelihood(scores, batch.gold[rest]), *losses])
+
+    def soften(self, scores: Tensor, alpha: float, keys: Tensor, t: int, batch: Batch) -> Tensor:
+        """[n,V] scores -> [n,V] weights of the mixture that is fed next."""
+        scores = emittable(scores if scores.dtype == torch.float64 else scores.float(), batch.symbols)
+        if self.feed == "soft_argmax":
+            return relax.soft_argmax(scores, alpha)
+        noise = streams.uniform_rows(streams.branch(keys, t), scores.shape[-1])
+        return relax.soft_sample(scores, alpha, noise)
+
+
+def stops(replaced: Tensor) -> list[int]:
+    """The steps whose scores somebody needs before the next step."""
+    found: list[int] = replaced.any(dim=0).nonzero().squeeze(1).tolist()
+    return found
+
+
+def add(losses: list[Loss]) -> Loss:
+    """The loss of all positions from those of parts of them."""
+    names: Any = losses[0].metrics
+    metrics = {
+        name: (sum(loss.metrics[name][0] for loss in losses), sum(loss.metrics[name][1] for loss in losses))
+        for name in names
+    }
+    return Loss(sum(loss.total for loss in losses), sum(loss.count for loss in losses), metrics)  # type: ignore[arg-type]

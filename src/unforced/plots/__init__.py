@@ -1,0 +1,1 @@
+"""Pictures that need no run: of schedules, and of what relaxing an argmax does to a loss."""

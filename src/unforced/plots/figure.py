@@ -1,0 +1,85 @@
+"""Lines on panels, written as a file; the same lines give the same bytes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from unforced.errors import InputError
+
+FORMATS = (".svg", ".png", ".pdf")
+
+
+class Line(NamedTuple):
+    """One line and what the legend calls it."""
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+
+
+class Panel(NamedTuple):
+    """Lines that share their axes; ``log`` makes the vertical one logarithmic."""
+
+    lines: Sequence[Line]
+    x: str
+    y: str
+    title: str = ""
+    log: bool = False
+
+
+def check(path: Path) -> None:
+    """Complain about a file that could not be written, before any work is done for it."""
+    if path.suffix.lower() not in FORMATS:
+        raise InputError(f"{path}: a picture's name ends in {', '.join(FORMATS)}")
+    if not path.parent.is_dir():
+        raise InputError(f"{path}: there is no folder {path.parent}")
+    if path.is_dir():
+        raise InputError(f"{path} is a folder")
+
+
+def draw(panels: Sequence[Panel], path: Path) -> Path:
+    """Write the panels side by side to ``path``, whose ending says in which format."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    check(path)
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()  # whatever the user's own style is
+        matplotlib.rcParams.update(
+            {"svg.hashsalt": "unforced", "axes.spines.top": False, "axes.spines.right": False}
+        )
+        figure = Figure(figsize=(6.2 * len(panels), 4.0), layout="constrained")
+        for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels):
+            _fill(axes, panel)
+        unfinished = path.with_name(f".{path.name}.part")
+        kind: Any = path.suffix.lower().lstrip(".")
+        dated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
+        figure.savefig(unfinished, format=kind, dpi=150, metadata=dated)
+        os.replace(unfinished, path)
+    return path
+
+
+def _fill(axes: Any, panel: Panel) -> None:
+    colours = _colours(len(panel.lines))
+    for colour, line in zip(colours, panel.lines):
+        axes.plot(line.x, line.y, linewidth=1.6, color=colour, label=line.label)
+    axes.set_xlabel(panel.x, parse_math=False)
+    axes.set_ylabel(panel.y, parse_math=False)
+    axes.set_title(panel.title, parse_math=False, fontsize="medium")
+    axes.grid(linewidth=0.4, alpha=0.4)
+    if panel.log:
+        axes.set_yscale("log")
+    axes.legend(fontsize="small", frameon=False)
+
+
+def _colours(count: int) -> list[Any]:
+    """The usual colours, or as many of a continuous scale as there are lines."""
+    import matplotlib
+
+    if count <= 10:
+        return [f"C{i}" for i in range(count)]
+    scale = matplotlib.colormaps["turbo"]
+    return [scale(i / (count - 1)) for i in range(count)]

@@ -1,0 +1,53 @@
+"""The schedules of a recipe's variants, drawn over the course of training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from unforced.errors import InputError
+from unforced.plots.figure import Line, Panel, check, draw
+from unforced.recipe import Recipe
+from unforced.schedules import Schedule, of
+from unforced.training.options import Training
+from unforced.types import Progress
+
+POINTS = 1000
+
+
+def plot_schedules(recipe: Recipe, path: Path) -> Path:
+    """Write a picture with a panel for each scheduled field, and in it a line for each variant that has it."""
+    check(path)
+    drawn: dict[tuple[str, str], dict[Line, list[str]]] = {}
+    for variant in recipe.variants:
+        single = recipe.single(variant.name)
+        for field, schedule in of(single.objective).items():
+            axis, times, moments = course(single.training, schedule)
+            line = Line("", tuple(times), tuple(schedule(moment) for moment in moments))
+            drawn.setdefault((field, axis), {}).setdefault(line, []).append(variant.name)
+    if not drawn:
+        raise InputError(f"no variant of {recipe.name} has a schedule to plot")
+    panels = []
+    for (field, axis), lines in drawn.items():
+        named = [line._replace(label=", ".join(names)) for line, names in lines.items()]
+        wide = max(max(line.y) for line in named) > 20 * max(1e-9, min(min(line.y) for line in named))
+        above_one = max(max(line.y) for line in named) > 1
+        panels.append(Panel(named, axis, field, title=recipe.name, log=wide and above_one))
+    return draw(panels, path)
+
+
+def course(training: Training, schedule: Schedule) -> tuple[str, list[float], list[Progress]]:
+    """What the horizontal axis counts, its points, and the progress at each of them.
+
+    Schedules in updates are drawn over the planned updates, or over twice their warm-up where epochs are planned, whose
+    updates depend on the data; all others over epochs, or over fractions of the training where updates are planned.
+    """
+    if getattr(schedule, "unit", None) == "step":
+        timed = [getattr(schedule, name, 0.0) or 0.0 for name in ("warmup", "over")]
+        end = training.steps or max(1, round(2 * sum(timed)))
+        steps = [i * end / POINTS for i in range(POINTS + 1)]
+        return "updates", steps, [Progress(step=int(step), epoch=0.0, total=end) for step in steps]
+    if training.epochs is None:
+        shares = [i / POINTS for i in range(POINTS + 1)]
+        return "share of the training", shares, [Progress(i, 0.0, POINTS) for i in range(POINTS + 1)]
+    epochs = [i * training.epochs / POINTS for i in range(POINTS)]
+    return "epochs", epochs, [Progress(i, epoch, POINTS) for i, epoch in enumerate(epochs)]

@@ -1,0 +1,248 @@
+"""Parallel scheduled sampling: theorem 2.1 by enumeration, and what its passes may and may not touch."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from scipy.stats import chi2_contingency, chisquare
+from torch import Tensor
+
+from unforced import streams
+from unforced.errors import InputError
+from unforced.models.causal import Causal
+from unforced.models.lstm import LSTM
+from unforced.models.toy import Toy
+from unforced.models.transformer import Transformer
+from unforced.objectives._feeding import PICKS, coins
+from unforced.objectives.cross_entropy import CrossEntropy
+from unforced.objectives.parallel_scheduled_sampling import ParallelScheduledSampling
+from unforced.objectives.scheduled_sampling import ScheduledSampling
+from unforced.types import Batch, Loss, Progress, Sizes, Symbols
+
+FREE = Symbols(pad=0, bos=0, eos=None)  # three tokens, each of which may be emitted
+SYMBOLS = Symbols(pad=0, bos=1, eos=2, banned=(0, 1))
+N = 20_000
+
+
+def toy(seed: int = 0, order: int = 2, size: int = 3) -> Any:
+    torch.manual_seed(seed)
+    return Toy(order=order).build(Sizes(target=size)).double()  # type: ignore[arg-type]
+
+
+def three_tokens(rows: int = N) -> Batch:
+    """Three tokens that are fed and a fourth that is only predicted."""
+    gold = torch.tensor([[2, 0, 1, 2]] * rows)
+    return Batch.of_gold(gold, torch.ones_like(gold, dtype=torch.bool), FREE, ids=torch.arange(rows))
+
+
+def mixed(objective: ParallelScheduledSampling, model: Any, batch: Batch, seed: int = 0) -> Tensor:
+    keys = streams.keys(batch, torch.Generator().manual_seed(seed))
+    prefix, _ = objective.mixed(model, batch, model.start(batch), keys, objective.p)
+    return prefix
+
+
+def counts(prefix: Tensor) -> Tensor:
+    """How often each of the 27 outputs of three tokens was fed."""
+    tokens = prefix[:, 1:4]
+    return (tokens[:, 0] * 9 + tokens[:, 1] * 3 + tokens[:, 2]).bincount(minlength=27)
+
+
+def probabilities(model: Any) -> Tensor:
+    """p(z_1 z_2 z_3) of all 27, from the model's own scores."""
+    out = []
+    batch = three_tokens(1)
+    for z in product(range(3), repeat=3):
+        features, _ = model.advance(model.start(batch), model.embed(torch.tensor([[0, *z[:2]]])))
+        log_p = model.score(features).log_softmax(-1)[0]
+        out.append(sum(log_p[t, token] for t, token in enumerate(z)).exp())  # type: ignore[union-attr]
+    return torch.stack(out).detach()
+
+
+@pytest.mark.parametrize("passes", [3, 4])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_with_p_1_and_enough_passes_the_models_own_samples_are_fed(passes: int, seed: int) -> None:
+    model = toy(seed)
+    found = counts(mixed(ParallelScheduledSampling(passes=passes, p=1.0), model, three_tokens()))
+    expected = probabilities(model) * N
+    assert expected.sum().item() == pytest.approx(N)
+    assert chisquare(found, expected).pvalue > 0.001
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_with_fewer_passes_they_are_not(passes: int) -> None:
+    model = toy()
+    found = counts(mixed(ParallelScheduledSampling(passes=passes, p=1.0), model, three_tokens()))
+    assert chisquare(found, probabilities(model) * N).pvalue < 1e-6
+
+
+def test_enough_passes_equal_sequential_scheduled_sampling_in_distribution() -> None:
+    model, batch = toy(2), three_tokens()
+    parallel = counts(mixed(ParallelScheduledSampling(passes=3, p=0.6), model, batch))
+    keys = streams.keys(batch, torch.Generator().manual_seed(9))
+    sequential = counts(
+        ScheduledSampling(feed="sample").roll_out(
+            model, batch, model.start(batch), coins(keys, batch, 0.4), streams.branch(keys, PICKS)
+        )
+    )
+    seen = (parallel + sequential) > 10
+    assert chi2_contingency(torch.stack([parallel[seen], sequential[seen]])).pvalue > 0.001
+    fewer = counts(mixed(ParallelScheduledSampling(passes=1, p=0.6), model, batch))
+    assert chi2_contingency(torch.stack([fewer[seen], sequential[seen]])).pvalue < 1e-4
+
+
+def test_argmax_passes_converge_to_greedy_decoding() -> None:
+    model, batch = toy(3), three_tokens(1)
+    prefix = mixed(ParallelScheduledSampling(passes=3, p=1.0, pick="argmax"), model, batch)
+    sequential = ScheduledSampling(feed="argmax").roll_out(
+        model, batch, model.start(batch), coins(torch.tensor([1]), batch, 0.0), torch.tensor([1])
+    )
+    assert torch.equal(prefix, sequential)
+
+
+def test_one_pass_picks_each_token_given_gold_before_it() -> None:
+    """The model's pick at t, given gold up to t, becomes the input behind t: not one before, not one after."""
+    model = toy(size=8, order=1)
+    with torch.no_grad():
+        model.table.copy_(torch.eye(8, dtype=torch.float64).roll(1, dims=1) * 50)  # w + 1 follows w
+    gold = torch.tensor([[3, 5, 3, 5, 2]])
+    batch = Batch.of_gold(gold, gold != 0, SYMBOLS)
+    prefix = mixed(ParallelScheduledSampling(p=1.0), model, batch)
+    assert prefix.tolist() == [[1, 2, 4, 6, 4]]
+    again = mixed(ParallelScheduledSampling(p=1.0, passes=2), model, batch)
+    assert again.tolist() == [
+        [1, 2, 3, 5, 7]
+    ]  # the second pass reads the first one's tokens and keeps its first
+
+
+def run(objective: Any, model: Any, batch: Batch, **progress: Any) -> Loss:
+    return objective(model, batch, progress=Progress(**progress), rng=torch.Generator().manual_seed(3))
+
+
+def ragged(symbols: Symbols = SYMBOLS) -> Batch:
+    gold = torch.tensor([[3, 4, 5, 6, 2], [5, 2, 0, 0, 0], [4, 4, 2, 0, 0]])
+    source = torch.tensor([[1, 2], [3, 0], [2, 2]])
+    return Batch.of_gold(
+        gold, gold != 0, symbols, source=source, source_mask=source != 0, ids=torch.arange(3)
+    )
+
+
+def test_what_may_not_be_touched_is_not() -> None:
+    """No start symbol, no padding, no position behind the end; no banned token is fed however the model wants it."""
+    model = toy(size=8, order=1)
+    with torch.no_grad():
+        model.table[:, [0, 1]] += 30
+    gold = torch.tensor([[3, 4, 5, 6, 2], [5, 2, 0, 0, 0]])
+    batch = Batch.of_gold(gold, gold != 0, SYMBOLS, ids=torch.arange(2))
+    for seed in range(20):
+        prefix = mixed(ParallelScheduledSampling(p=1.0, passes=3), model, batch, seed)
+        assert prefix[:, 0].tolist() == [1, 1]
+        assert prefix[1, 2:].tolist() == batch.prefix[1, 2:].tolist()
+        assert (prefix[0, 1:] > 1).all()
+    assert torch.equal(batch.prefix, Batch.of_gold(gold, gold != 0, SYMBOLS).prefix)
+
+
+MODELS = [LSTM(hidden=6, embedding=4), Transformer(width=8, heads=2, feedforward=8)]
+
+
+@pytest.mark.parametrize("spec", MODELS)
+@pytest.mark.parametrize("fields", [{"p": 0.0}, {"p": 0.5, "warmup": 10, "schedule": "step"}])
+def test_without_model_tokens_it_is_cross_entropy_bitwise(spec: Any, fields: Any) -> None:
+    torch.manual_seed(1)
+    model, found = spec.build(Sizes(target=8, source=5)), []
+    for objective in (ParallelScheduledSampling(**fields), CrossEntropy()):
+        model.zero_grad()
+        torch.manual_seed(2)
+        loss = run(objective, model, ragged(), step=3)
+        loss.total.backward()
+        found.append((loss.total.detach(), [p.grad for p in model.parameters()]))
+    assert torch.equal(found[0][0], found[1][0])
+    assert all(torch.equal(a, b) for a, b in zip(found[0][1], found[1][1]))  # type: ignore[arg-type]
+
+
+def test_sources_are_encoded_once_and_scores_made_only_where_needed() -> None:
+    torch.manual_seed(0)
+    model, batch = MODELS[1].build(Sizes(target=8, source=5)), ragged()
+    starts, scored, gradients = [], [], []
+    start, score = model.start, model.score
+    model.start = lambda b: starts.append(1) or start(b)  # type: ignore[method-assign]
+
+    def counting(features: Tensor) -> Tensor:
+        scored.append(features.shape[0])
+        gradients.append(torch.is_grad_enabled())
+        return score(features)
+
+    model.score = counting  # type: ignore[method-assign]
+    loss = run(ParallelScheduledSampling(p=0.5, passes=2), model, batch)
+    assert len(starts) == 1
+    assert gradients == [False] * (len(gradients) - 1) + [True]
+    assert scored[-1] == batch.tokens
+    assert all(n < batch.tokens - len(batch) + 1 for n in scored[:-1])
+    assert 0 < loss.metrics["fed"][0] <= loss.metrics["fed"][1] == batch.tokens - 3
+
+
+def test_dropout_while_sampling_is_an_option() -> None:
+    torch.manual_seed(0)
+    model = Causal(width=8, heads=2, layers=1, feedforward=8, dropout=0.5).build(Sizes(target=3))
+    batch, modes = three_tokens(50), []
+    model.decoder.register_forward_hook(lambda module, *_: modes.append(module.training))
+    off = ParallelScheduledSampling(p=1.0, pick="argmax", dropout=False)
+    assert torch.equal(mixed(off, model, batch), mixed(off, model, batch))
+    assert modes == [False, False]
+    assert model.decoder.training
+    on = ParallelScheduledSampling(p=1.0, pick="argmax")
+    assert not torch.equal(mixed(on, model, batch), mixed(on, model, batch))
+    assert modes[-1]
+
+
+def test_temperature_sharpens_towards_the_argmax() -> None:
+    model, batch = toy(4), three_tokens(500)
+    best = mixed(ParallelScheduledSampling(p=1.0, pick="argmax"), model, batch)
+    cold = mixed(ParallelScheduledSampling(p=1.0, temperature=1e-3), model, batch)
+    warm = mixed(ParallelScheduledSampling(p=1.0), model, batch)
+    assert torch.equal(cold, best)
+    assert not torch.equal(warm, best)
+
+
+def test_pixels_with_classes_and_no_end_symbol() -> None:
+    torch.manual_seed(0)
+    model = Causal(width=8, heads=2, layers=1, feedforward=8).build(Sizes(target=6, classes=3))
+    gold = torch.randint(2, 6, (5, 16))
+    symbols = Symbols(pad=0, bos=1, eos=None, banned=(0, 1))
+    batch = Batch.of_gold(gold, gold > 0, symbols, source=torch.tensor([0, 1, 2, 0, 1]))
+    loss = run(ParallelScheduledSampling(p=0.5, passes=3), model, batch)
+    loss.total.backward()
+    assert loss.count == 80
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
+
+
+def test_the_probability_rises_through_the_warmup() -> None:
+    objective = ParallelScheduledSampling(p=0.5, warmup=0.5, unit="fraction", schedule="linear")
+    assert objective.probability(Progress(step=25, total=100)) == pytest.approx(0.25)
+    loss = run(objective, toy(), three_tokens(3000), step=25, total=100)
+    assert loss.metrics["fed"][0] / loss.metrics["fed"][1] == pytest.approx(0.25, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("fields", "word"),
+    [
+        ({"passes": 0}, "passes"),
+        ({"p": 1.5}, "p is"),
+        ({"warmup": -1}, "warmup"),
+        ({"warmup": 0.5}, "fraction"),
+        ({"warmup": 10, "unit": "fraction"}, "warmup"),
+        ({"temperature": 0.0}, "temperature"),
+        ({"pick": "beam"}, "pick"),
+        ({"schedule": "cosine"}, "schedule"),
+    ],
+)
+def test_wrong_fields_are_refused(fields: Any, word: str) -> None:
+    with pytest.raises(InputError, match=word):
+        ParallelScheduledSampling(**fields)
+
+
+def test_a_model_that_lacks_something_is_told_what() -> None:
+    with pytest.raises(InputError, match="parallel_scheduled_sampling needs a model with start and embed"):
+        run(ParallelScheduledSampling(), object(), three_tokens(1))

@@ -1,0 +1,107 @@
+"""Schedules against their formulas, at their ends and far beyond them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from unforced.catalogue import named
+from unforced.errors import InputError
+from unforced.schedules import Always, Constant, Exponential, InverseSigmoid, Linear, Rise, Schedule, at
+from unforced.schema import convert, to_plain
+from unforced.types import Progress
+
+
+def epochs(schedule: Schedule, *moments: float) -> list[float]:
+    return [schedule(Progress(epoch=moment)) for moment in moments]
+
+
+def test_inverse_sigmoid_is_the_papers_formula():
+    for k in (1.0, 10.0, 100.0):
+        for i in (0, 1, 5, 40):
+            expected = k / (k + math.exp(i / k))
+            assert InverseSigmoid(k=k)(Progress(epoch=i)) == pytest.approx(expected, rel=1e-12)
+
+
+def test_inverse_sigmoid_does_not_overflow_and_gentler_is_larger():
+    assert epochs(InverseSigmoid(k=1.0), 1e3, 1e9) == [pytest.approx(0), 0.0]
+    values = [InverseSigmoid(k=k)(Progress(epoch=4)) for k in (1.0, 10.0, 100.0)]
+    assert values == sorted(values)
+
+
+def test_gold_is_fed_alone_until_the_warmup_is_over():
+    mixing = InverseSigmoid(k=10.0, warmup=1)
+    assert epochs(mixing, 0, 0.99) == [1.0, 1.0]
+    assert mixing(Progress(epoch=1.0)) == pytest.approx(10 / 11)
+    assert mixing(Progress(epoch=1.9)) == mixing(Progress(epoch=1.0))  # epochs are whole ones
+    assert epochs(Always(warmup=2), 1.9, 2.0, 50) == [1.0, 0.0, 0.0]
+
+
+def test_linear_reaches_its_end_and_stays():
+    assert epochs(Linear(start=1.0, end=0.2, over=4), 0, 1, 4, 9) == pytest.approx([1.0, 0.8, 0.2, 0.2])
+    by_step = Linear(start=0.0, end=1.0, over=10, warmup=5, unit="step")
+    assert [by_step(Progress(step=s)) for s in (0, 5, 10, 15, 99)] == [0.0, 0.0, 0.5, 1.0, 1.0]
+
+
+def test_exponential_stops_at_its_cap_in_both_directions():
+    assert epochs(Exponential(start=1.0, rate=2.0, cap=10.0), 0, 3, 4, 1e6) == [1.0, 8.0, 10.0, 10.0]
+    assert epochs(Exponential(start=1.0, rate=0.5, cap=0.1), 1, 3, 4, 1e6) == [0.5, 0.125, 0.1, 0.1]
+    assert math.isfinite(Exponential(start=1.0, rate=2.0)(Progress(epoch=1e9)))
+
+
+@pytest.mark.parametrize("shape", ["step", "linear", "exponential", "sigmoid"])
+def test_rises_begin_near_nothing_and_reach_the_whole(shape):
+    rise = Rise(end=0.5, over=100, shape=shape)
+    values = [rise(Progress(step=s)) for s in range(0, 120, 10)]
+    assert values == sorted(values)
+    assert values[0] < 0.001
+    assert values[10:] == [0.5, 0.5]
+    by_fraction = Rise(end=0.5, over=0.5, unit="fraction", shape=shape)
+    assert by_fraction(Progress(step=30, total=120)) == pytest.approx(rise(Progress(step=50)))
+
+
+def test_a_fraction_needs_a_total():
+    with pytest.raises(InputError, match="planned"):
+        Rise(end=0.5, over=0.5, unit="fraction")(Progress(step=1))
+
+
+@pytest.mark.parametrize(
+    ("make", "word"),
+    [
+        (lambda: Linear(start=1.0, end=0.0, over=0), "over"),
+        (lambda: Linear(start=1.0, end=0.0, over=1, warmup=-1), "warmup"),
+        (lambda: Exponential(start=1.0, rate=0.0), "rate"),
+        (lambda: Exponential(start=1.0, rate=2.0, cap=0.5), "cap"),
+        (lambda: InverseSigmoid(k=0.0), "k must"),
+        (lambda: Rise(end=0.5, over=-1), "over"),
+    ],
+)
+def test_impossible_schedules_are_refused(make, word):
+    with pytest.raises(InputError, match=word):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("plain", "schedule"),
+    [
+        (0.25, 0.25),
+        ("always", Always()),
+        ({"name": "inverse_sigmoid", "k": 10, "warmup": 1}, InverseSigmoid(k=10.0, warmup=1.0)),
+        ({"name": "linear", "start": 1, "end": 0, "over": 3}, Linear(start=1.0, end=0.0, over=3.0)),
+        ({"name": "constant", "value": 0.5}, Constant(0.5)),
+        ({"name": "exponential", "start": 1, "rate": 2, "cap": 9}, Exponential(start=1.0, rate=2.0, cap=9.0)),
+    ],
+)
+def test_recipes_can_spell_them_and_get_them_back(plain, schedule):
+    made = convert(float | Schedule, plain, "mixing", named)
+    assert made == schedule
+    assert convert(float | Schedule, to_plain(made, float | Schedule, named), "mixing", named) == schedule
+    assert at(made, Progress()) == at(schedule, Progress())
+
+
+def test_a_misspelt_schedule_names_the_nearest():
+    with pytest.raises(InputError, match='did you mean "inverse_sigmoid"'):
+        convert(float | Schedule, {"name": "inverse_sigmiod", "k": 1}, "mixing", named)
+    with pytest.raises(InputError, match="mixing"):
+        convert(float | Schedule, True, "mixing", named)
