@@ -6,7 +6,7 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from unforced.relax import gumbel, peaked_softmax, soft_argmax, soft_sample
+from unforced.relax import gumbel, peaked_softmax, peaked_support, soft_argmax, soft_sample
 from unforced.streams import branch, uniform_rows
 
 
@@ -47,6 +47,31 @@ def test_gumbel_noise_is_finite_in_every_precision(dtype):
     assert gumbel(u).isfinite().all()
     assert gumbel(u).dtype in (torch.float32, torch.float64)
     assert soft_sample(torch.zeros(5, dtype=dtype), 100.0, u).isfinite().all()
+
+
+@pytest.mark.parametrize("alpha", [10.0, 30.0, 100.0])
+def test_the_support_has_all_the_weight_but_a_millionth_and_the_same_gradient(alpha):
+    torch.manual_seed(1)
+    scores = (3 * torch.randn(6, 400, dtype=torch.float64)).requires_grad_()
+    values = torch.randn(6, 400, dtype=torch.float64)
+    found = peaked_support(scores, alpha)
+    assert found is not None
+    rows, tokens, weights = found
+    assert len(rows) < 6 * 400 / 16
+    dense = peaked_softmax(scores, alpha)
+    sparse = torch.zeros_like(dense).index_put((rows, tokens), weights)
+    torch.testing.assert_close(sparse.sum(-1), torch.ones(6, dtype=torch.float64))
+    assert (sparse - dense).abs().sum(-1).max() < 2e-6
+    gradients = [
+        torch.autograd.grad((w * values).sum(), scores, retain_graph=True)[0] for w in (sparse, dense)
+    ]
+    torch.testing.assert_close(*gradients, rtol=0, atol=1e-5 * alpha)
+    assert gradients[0].abs().max() > 0
+
+
+def test_where_many_tokens_matter_there_is_no_sparse_support():
+    assert peaked_support(torch.randn(3, 400), 0.5) is None
+    assert peaked_support(torch.randn(3, 8), 1e6) is None
 
 
 def test_tokens_that_may_not_be_emitted_get_no_weight_and_no_gradient():

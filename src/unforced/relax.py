@@ -5,17 +5,48 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
+
+DENSE = 1 / 16  # of all tokens: where more matter, a sparse mixture saves nothing
 
 
 def peaked_softmax(scores: Tensor, alpha: float) -> Tensor:
     """softmax(α · scores) over the last dimension; scores may be logits or log-probabilities alike.
 
-    >>> peaked_softmax(torch.tensor([0.0, 1.0, 2.0]), alpha=100.0)
-    tensor([0., 0., 1.])
+    >>> peaked_softmax(torch.tensor([0.0, 1.0, 2.0]), alpha=10.0)
+    tensor([2.0611e-09, 4.5398e-05, 9.9995e-01])
     """
     return torch.softmax(scores * alpha, dim=-1)
+
+
+def peaked_support(
+    scores: Tensor, alpha: float, tolerance: float = 1e-6
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """The peaked softmax of [N,V] scores as a list of the tokens that matter: rows [L], tokens [L], weights [L].
+
+    Left out are tokens so far below their row's best that all of them together have at most ``tolerance`` of its weight:
+    those with exp(α (s − best)) < tolerance / V. Weights of a row sum to one. None where so many tokens
+    matter that the dense form is cheaper.
+
+    >>> scores = torch.zeros(2, 100)
+    >>> scores[0, [3, 7]] = 3.0
+    >>> scores[1, 5] = 9.0
+    >>> peaked_support(scores, alpha=10.0)
+    (tensor([0, 0, 1]), tensor([3, 7, 5]), tensor([0.5000, 0.5000, 1.0000]))
+    """
+    size = scores.shape[-1]
+    with torch.no_grad():
+        best = scores.amax(dim=-1, keepdim=True)
+        near = scores >= best - math.log(size / tolerance) / alpha
+        if int(near.count_nonzero()) > DENSE * near.numel():
+            return None
+        rows, tokens = near.nonzero(as_tuple=True)
+    powers = torch.exp((scores[rows, tokens] - best.squeeze(-1)[rows]) * alpha)
+    totals = torch.zeros_like(best.squeeze(-1)).index_add(0, rows, powers)
+    return rows, tokens, powers / totals[rows]
 
 
 def soft_argmax(scores: Tensor, alpha: float) -> Tensor:
@@ -26,9 +57,14 @@ def soft_argmax(scores: Tensor, alpha: float) -> Tensor:
 def soft_sample(scores: Tensor, alpha: float, uniforms: Tensor) -> Tensor:
     """The relaxed sample (DSS section 3.2): the soft argmax of scores + Gumbel noise, from ``uniforms`` in (0, 1).
 
-    As α grows it becomes an exact draw from softmax(scores); one that is independent of other calls'.
+    As α grows it becomes an exact draw from softmax(scores).
     """
-    return peaked_softmax(scores + gumbel(uniforms).to(scores.dtype), alpha)
+    return soft_argmax(perturbed(scores, uniforms), alpha)
+
+
+def perturbed(scores: Tensor, uniforms: Tensor) -> Tensor:
+    """Scores with Gumbel noise: their argmax is a draw from softmax(scores)."""
+    return scores + gumbel(uniforms).to(scores.dtype)
 
 
 def gumbel(uniforms: Tensor) -> Tensor:

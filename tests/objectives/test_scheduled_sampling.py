@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from unforced.errors import InputError
 from unforced.models.lstm import LSTM
 from unforced.models.toy import Toy
 from unforced.models.transformer import Transformer
+from unforced.objectives import scheduled_sampling
 from unforced.objectives._feeding import COINS, PICKS, coins
 from unforced.objectives.cross_entropy import CrossEntropy
 from unforced.objectives.scheduled_sampling import ScheduledSampling
@@ -226,6 +228,38 @@ def test_cached_steps_equal_whole_passes(feed: Any) -> None:
     torch.testing.assert_close(loss.total, -log_p[batch.mask].sum())
     assert loss.metrics["fed"][0] > 0
     del embed, mix
+
+
+@pytest.mark.parametrize("feed", ["soft_argmax", "soft_sample"])
+@pytest.mark.parametrize("tie", [False, True])
+def test_sparse_mixtures_and_deferred_gradients_change_nothing(
+    feed: Any, tie: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is done for speed on large vocabularies, against the plain form: dense mixtures, gradients at every step."""
+    torch.manual_seed(0)
+    model = LSTM(hidden=12, embedding=12, dropout=0.0, tie=tie).build(Sizes(target=300)).double()
+    with torch.no_grad():  # untrained features are small: scores that differ
+        model.combine.weight *= 20
+    batch, objective = make_batch(6), ScheduledSampling(feed=feed, mixing=0.3, alpha=60.0)
+    found, used = [], []
+    support = scheduled_sampling.relax.peaked_support
+
+    def watched(*arguments: Any) -> Any:
+        used.append(support(*arguments))
+        return used[-1]
+
+    for fast in (True, False):
+        monkeypatch.setattr(scheduled_sampling.relax, "peaked_support", watched if fast else lambda *_: None)
+        if not fast:
+            monkeypatch.setattr(scheduled_sampling, "stepping", lambda _: nullcontext())
+        model.zero_grad()
+        loss = loss_of(objective, model, batch)
+        loss.total.backward()
+        found.append((loss.total.detach(), [p.grad.clone() for p in model.parameters()]))
+    assert any(found_support is not None for found_support in used)
+    torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-6, atol=1e-6)
+    for mine, plain in zip(found[0][1], found[1][1]):
+        torch.testing.assert_close(mine, plain, rtol=1e-4, atol=1e-4)
 
 
 def test_dropout_while_sampling_is_an_option() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
@@ -58,6 +59,15 @@ class ModelSpec(Protocol):
         Raises ``InputError`` where the model can't take such data (say, images into a text-only model).
         """
         ...
+
+
+def stepping(model: Any) -> AbstractContextManager[None]:
+    """Around passes with gradient that go step by step: the model's own ``stepping()``, if it has such a thing.
+
+    A model may offer it to save work that is the same at every step; results are the same with and without.
+    """
+    own: AbstractContextManager[None] = getattr(model, "stepping", nullcontext)()
+    return own
 
 
 def require(model: Any, method: str, *names: str) -> None:

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from unforced import relax, streams
 from unforced.errors import InputError, check_choice
-from unforced.models.protocol import StepDecoder, require
+from unforced.models.protocol import StepDecoder, require, stepping
 from unforced.objectives._feeding import PICKS, asking, coins, emittable, fed, pick
 from unforced.objectives.cross_entropy import gold_scores, negative_log_likelihood
 from unforced.schedules import Exponential, InverseSigmoid, Schedule, at
-from unforced.types import Batch, DecoderState, Loss, Progress
+from unforced.types import Batch, DecoderState, Loss, Progress, Symbols
 
 Feed = Literal["argmax", "sample", "soft_argmax", "soft_sample"]
 SOFT = {"soft_argmax", "soft_sample"}
@@ -76,7 +76,8 @@ class ScheduledSampling:
             return fed(negative_log_likelihood(*gold_scores(model, batch)), batch, replaced)
         state, keys = model.start(batch), streams.branch(keys, PICKS)
         if self.feed in SOFT:
-            loss = self.relaxed(model, batch, state, replaced, keys, at(self.alpha, progress))
+            with stepping(model):
+                loss = self.relaxed(model, batch, state, replaced, keys, at(self.alpha, progress))
         else:
             mixed = replace(batch, prefix=self.roll_out(model, batch, state, replaced, keys))
             loss = negative_log_likelihood(*gold_scores(model, mixed, state))
@@ -113,7 +114,7 @@ class ScheduledSampling:
             rows, done = replaced[:, t].nonzero().squeeze(1), t + 1
             scores = model.score(features[rows, -1])  # [n,V]
             losses.append(negative_log_likelihood(scores, batch.gold[rows, t]))
-            mixture = model.embed_mix(self.soften(scores, alpha, keys[rows], t, batch).unsqueeze(1))
+            mixture = self.mixture(model, scores, alpha, keys[rows], t, batch.symbols)
             first = inputs[:, done : done + 1].index_copy(0, rows, mixture.to(inputs.dtype))
             found.append(features)
         features, _ = model.advance(state, torch.cat([first, inputs[:, done + 1 :]], dim=1))
@@ -121,13 +122,21 @@ class ScheduledSampling:
         scores = model.score(torch.cat([*found, features], dim=1)[rest])
         return add([negative_log_likelihood(scores, batch.gold[rest]), *losses])
 
-    def soften(self, scores: Tensor, alpha: float, keys: Tensor, t: int, batch: Batch) -> Tensor:
-        """[n,V] scores -> [n,V] weights of the mixture that is fed next."""
-        scores = emittable(scores if scores.dtype == torch.float64 else scores.float(), batch.symbols)
-        if self.feed == "soft_argmax":
-            return relax.soft_argmax(scores, alpha)
-        noise = streams.uniform_rows(streams.branch(keys, t), scores.shape[-1])
-        return relax.soft_sample(scores, alpha, noise)
+    def mixture(
+        self, model: StepDecoder, scores: Tensor, alpha: float, keys: Tensor, t: int, symbols: Symbols
+    ) -> Tensor:
+        """What rows with these scores [n,V] are fed next: [n,1,E]."""
+        scores = emittable(scores if scores.dtype == torch.float64 else scores.float(), symbols)
+        if self.feed == "soft_sample":
+            noise = streams.uniform_rows(streams.branch(keys, t), scores.shape[-1])
+            scores = relax.perturbed(scores, noise)
+        support = relax.peaked_support(scores, alpha)
+        if support is None:
+            return model.embed_mix(relax.peaked_softmax(scores, alpha).unsqueeze(1))
+        rows, tokens, weights = support
+        vectors = model.embed(tokens.unsqueeze(0))[0]  # [L,E]
+        mixed = torch.zeros_like(vectors[:1]).expand(len(scores), -1)
+        return mixed.index_add(0, rows, vectors * weights.to(vectors.dtype).unsqueeze(1)).unsqueeze(1)
 
 
 def stops(replaced: Tensor) -> list[int]:
