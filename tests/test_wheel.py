@@ -35,6 +35,7 @@ def test_the_wheel_works_outside_the_checkout(tmp_path: Path) -> None:
     assert {Path(name).name for name in names if name.startswith("unforced/recipes/")} == recipes
     assert "unforced/py.typed" in names
     assert "unforced/templates/report.html.jinja" in names
+    assert "unforced/templates/comparison.html.jinja" in names
     assert not [name for name in names if name.startswith(("tests/", "benchmarks/"))]
 
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}

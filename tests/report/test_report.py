@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import shutil
 import struct
 import subprocess
 import sys
@@ -17,8 +18,10 @@ import numpy as np
 import pytest
 
 from unforced.errors import InputError
-from unforced.report import write_report
+from unforced.report import write_report, write_tables
 from unforced.report.pictures import png, read_picture
+from unforced.report.runs import read_runs
+from unforced.report.summary import summarize
 
 Make = Callable[..., Path]
 
@@ -240,3 +243,24 @@ def test_broken_folders_are_refused_by_file_and_line(
     with pytest.raises(InputError, match=says):
         write_report([run], output)
     assert not output.exists()
+
+
+def test_several_comparisons_have_a_section_each(runs: list[Path], tmp_path: Path) -> None:
+    """Two comparisons on one page: two headings, two tables, and no id twice."""
+    folders = []
+    for name, mine in (("first", runs[:2]), ("second", runs[2:])):
+        folder = tmp_path / name
+        folder.mkdir()
+        for run in mine:
+            shutil.copytree(run, folder / run.name)
+        found, _ = read_runs([folder / run.name for run in mine])
+        comparison = summarize(found, name=name, description="", command=f"unforced compare {name}")
+        (folder / "comparison.json").write_text(comparison.to_json())
+        folders.append(folder)
+    page = write_report(folders, tmp_path / "page.html").read_text()
+    assert [page.count(f"<h1>{name}</h1>") for name in ("first", "second")] == [1, 1]
+    assert Page(page).text.count("How to reproduce") == 2
+    ids = [attributes["id"] for _, attributes in Page(page).tags if "id" in attributes]
+    assert len(ids) == len(set(ids)) > 0
+    both, one = (write_tables(folders[:n], tmp_path / "tables.md").read_text() for n in (2, 1))
+    assert both.count("| variant |") == 2 * one.count("| variant |") > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -51,7 +52,8 @@ def draw(panels: Sequence[Panel], path: Path) -> Path:
         matplotlib.rcParams.update(
             {"svg.hashsalt": "unforced", "axes.spines.top": False, "axes.spines.right": False}
         )
-        figure = Figure(figsize=(6.2 * len(panels), 4.0), layout="constrained")
+        below = max(sum(_label(line).count("\n") + 1 for line in panel.lines) for panel in panels)
+        figure = Figure(figsize=(6.2 * len(panels), 4.2 + 0.2 * below), layout="constrained")
         for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels):
             _fill(axes, panel)
         unfinished = path.with_name(f".{path.name}.part")
@@ -65,14 +67,19 @@ def draw(panels: Sequence[Panel], path: Path) -> Path:
 def _fill(axes: Any, panel: Panel) -> None:
     colours = _colours(len(panel.lines))
     for colour, line in zip(colours, panel.lines):
-        axes.plot(line.x, line.y, linewidth=1.6, color=colour, label=line.label)
+        axes.plot(line.x, line.y, linewidth=1.6, color=colour, label=_label(line))
     axes.set_xlabel(panel.x, parse_math=False)
     axes.set_ylabel(panel.y, parse_math=False)
     axes.set_title(panel.title, parse_math=False, fontsize="medium")
     axes.grid(linewidth=0.4, alpha=0.4)
     if panel.log:
         axes.set_yscale("log")
-    axes.legend(fontsize="small", frameon=False)
+    axes.legend(fontsize="small", frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.13))
+
+
+def _label(line: Line) -> str:
+    """The legend's words on lines of bearable length."""
+    return textwrap.fill(line.label, 60)
 
 
 def _colours(count: int) -> list[Any]:

@@ -30,22 +30,19 @@ def write_report(runs: Sequence[Path], output: Path) -> Path:
 
 def write_tables(runs: Sequence[Path], output: Path) -> Path:
     """Write the tables of the report alone, as Markdown, for pages that hold generated figures; returns the path."""
-    found, comparison = read_runs([Path(run) for run in runs])
-    text = comparison_markdown(comparison or _from_scores(found))
-    replace_bytes(Path(output), text.encode("utf-8"))
+    texts = []
+    for group in groups([Path(run) for run in runs]):
+        found, comparison = read_runs(group)
+        texts.append(comparison_markdown(comparison or _from_scores(found)))
+    replace_bytes(Path(output), "\n".join(texts).encode("utf-8"))
     return Path(output)
 
 
 def render(paths: Sequence[Path]) -> str:
-    """The text of the page."""
+    """The text of the page: a section for each comparison, and one for runs that belong to none."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
-    runs, comparison = read_runs(paths)
-    if comparison is None:
-        comparison = _from_scores(runs)
-    variants = list(dict.fromkeys(run.label for run in runs))
-    measure = comparison.measures[0] if comparison.measures else None
     environment = Environment(
         loader=PackageLoader("unforced", "templates"),
         autoescape=True,
@@ -53,24 +50,52 @@ def render(paths: Sequence[Path]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    contents = [section(*read_runs(group), prefix=f"s{i}-") for i, group in enumerate(groups(paths))]
+    template = environment.get_template("comparison.html.jinja")
+    names = [each["comparison"].name for each in contents]
+    title = ", ".join(names) if len(names) > 1 else f"{names[0]}: {', '.join(contents[0]['variants'])}"
     return environment.get_template("report.html.jinja").render(
-        comparison=comparison,
-        tables=comparison_tables(comparison),
-        notes=comparison_notes(comparison),
-        variants=variants,
-        colours={variant: i % COLOURS for i, variant in enumerate(variants)},
-        what_differs=what_differs(runs, variants),
-        curves=[Markup(svg) for svg in learning_curves(runs, variants)],
-        by_length=[(title, Markup(svg)) for title, svg in length_curves(comparison, variants)],
-        galleries=galleries(runs, variants, comparison.split, measure),
-        progress=[_progress(run, comparison) for run in runs],
-        recipes={run.label: run.recipe_text for run in reversed(runs)},
-        versions=_versions(runs),
-        data=_data(runs),
+        title=title,
+        complete=all(each["comparison"].complete for each in contents),
+        sections=[Markup(template.render(each)) for each in contents],
     )
 
 
-def learning_curves(runs: Sequence[Run], variants: Sequence[str]) -> list[str]:
+def groups(paths: Sequence[Path]) -> list[list[Path]]:
+    """The paths of each section: folders of comparisons apart where there are several, all else together."""
+    apart = [path for path in paths if (path / "comparison.json").is_file()]
+    if len(apart) < 2:
+        return [list(paths)]
+    rest = [path for path in paths if path not in apart]
+    return [*([path] for path in apart), *([rest] if rest else [])]
+
+
+def section(runs: Sequence[Run], comparison: Comparison | None, *, prefix: str) -> dict[str, Any]:
+    """What the template of a section shows; ``prefix`` keeps the ids of its figures apart from other sections'."""
+    from markupsafe import Markup
+
+    if comparison is None:
+        comparison = _from_scores(runs)
+    variants = list(dict.fromkeys(run.label for run in runs))
+    measure = comparison.measures[0] if comparison.measures else None
+    return {
+        "comparison": comparison,
+        "tables": comparison_tables(comparison),
+        "notes": comparison_notes(comparison),
+        "variants": variants,
+        "colours": {variant: i % COLOURS for i, variant in enumerate(variants)},
+        "what_differs": what_differs(runs, variants),
+        "curves": [Markup(svg) for svg in learning_curves(runs, variants, prefix)],
+        "by_length": [(title, Markup(svg)) for title, svg in length_curves(comparison, variants, prefix)],
+        "galleries": galleries(runs, variants, comparison.split, measure),
+        "progress": [_progress(run, comparison) for run in runs],
+        "recipes": {run.label: run.recipe_text for run in reversed(runs)},
+        "versions": _versions(runs),
+        "data": _data(runs),
+    }
+
+
+def learning_curves(runs: Sequence[Run], variants: Sequence[str], prefix: str = "") -> list[str]:
     """Training loss and development score against updates, as SVG."""
     figures = []
     comparable = all("nll" in event for run in runs for event in run.train)
@@ -79,17 +104,17 @@ def learning_curves(runs: Sequence[Run], variants: Sequence[str]) -> list[str]:
     )
     training = [_curve(run, run.train, key) for run in runs]
     if any(curve.steps for curve in training):
-        figures.append(plot(training, variants, x="updates", y=label, name="loss"))
+        figures.append(plot(training, variants, x="updates", y=label, name=f"{prefix}loss"))
     metric = next((run.best["metric"] for run in runs if run.best), None)
     if metric is None:
         metric = next((k for run in runs for event in run.dev for k in event if k not in AXES), None)
     dev = [_curve(run, run.dev, str(metric)) for run in runs]
     if any(curve.steps for curve in dev):
-        figures.append(plot(dev, variants, x="updates", y=f"development {metric}", name="dev"))
+        figures.append(plot(dev, variants, x="updates", y=f"development {metric}", name=f"{prefix}dev"))
     return figures
 
 
-def length_curves(comparison: Comparison, variants: Sequence[str]) -> list[tuple[str, str]]:
+def length_curves(comparison: Comparison, variants: Sequence[str], prefix: str = "") -> list[tuple[str, str]]:
     """The first metric by length of the reference, a figure for each decoder."""
     if not comparison.lengths or not comparison.measures:
         return []
@@ -103,7 +128,7 @@ def length_curves(comparison: Comparison, variants: Sequence[str]) -> list[tuple
                 points = [(x, y) for x, y in zip(middles, row.cells[measure].by_length) if y is not None]
                 curves.append(Curve(row.variant, [x for x, _ in points], [y for _, y in points]))
         label = f"reference length ({comparison.length_unit})"
-        figures.append((decoder, plot(curves, variants, x=label, y=measure, name=f"length{i}")))
+        figures.append((decoder, plot(curves, variants, x=label, y=measure, name=f"{prefix}length{i}")))
     return figures
 
 
