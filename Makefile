@@ -16,6 +16,8 @@ $(READY): pyproject.toml constraints.txt
 
 demo: $(READY)
 	$(BIN)/unforced compare g2p --root runs
+	$(BIN)/unforced compare digits --root runs
+	$(BIN)/unforced report runs/g2p runs/digits --output runs/report.html
 
 test: $(READY)
 	$(BIN)/pytest
