@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 from toy_training import Noisy, Run, Slow, content, join
 
+from unforced.objectives.parallel_scheduled_sampling import ParallelScheduledSampling
+from unforced.objectives.scheduled_sampling import ScheduledSampling
+from unforced.schedules import Linear
 from unforced.training.records import RunFolder
 
 OPTIONS: dict[str, Any] = {
@@ -69,6 +72,25 @@ def test_kill_9_changes_nothing(folder: Path, accumulate: int) -> None:
     """Two kills at any moment, others while the folder is created and inside of saves."""
     operations = [5, 14, 22, 27, 33]
     killed_and_whole(folder, accumulate=accumulate, epochs=3, kills=2, operations=operations)
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [
+        ScheduledSampling(feed="soft_sample", mixing=Linear(start=1.0, end=0.2, over=20, unit="step")),
+        ParallelScheduledSampling(p=0.5, passes=2, warmup=10),
+    ],
+    ids=["soft_sample", "parallel"],
+)
+def test_sampling_objectives_go_on_where_they_were(folder: Path, objective: Any) -> None:
+    """What they draw is a function of seed, step and example, so a killed run feeds what the whole one feeds."""
+    options = {**OPTIONS, "epochs": 2}
+    whole, broken = (Run(folder / name, options, {"objective": objective}) for name in ("whole", "broken"))
+    assert whole.finish() == [0]
+    kill(broken, random.Random(0))
+    assert broken.finish() == [0]
+    assert content(broken.folder) == content(whole.folder)
+    assert any(event["fed"] > 0 for event in RunFolder(whole.folder).events("train"))
 
 
 @pytest.mark.slow
