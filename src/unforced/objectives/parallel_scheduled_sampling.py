@@ -39,14 +39,14 @@ class ParallelScheduledSampling:
     1
     """
 
-    passes: int = 1
-    p: float = 0.5
-    warmup: float = 0.0
-    schedule: Shape = "exponential"
-    unit: Unit = "step"
-    pick: Pick = "sample"
-    temperature: float = 1.0
-    dropout: bool = True
+    passes: int = 1  # sampling passes before the training pass
+    p: float = 0.5  # probability of feeding the model's token, once the warm-up is over
+    warmup: float = 0.0  # units in which it rises to p from 0
+    schedule: Shape = "exponential"  # how it rises
+    unit: Unit = "step"  # what the warm-up is counted in
+    pick: Pick = "sample"  # whether the model's token is drawn or the best
+    temperature: float = 1.0  # of the draw
+    dropout: bool = True  # whether it is on in the sampling passes
 
     def __post_init__(self) -> None:
         check_choice("schedule", self.schedule, Shape)

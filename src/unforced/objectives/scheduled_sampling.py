@@ -45,10 +45,10 @@ class ScheduledSampling:
     5.0
     """
 
-    feed: Feed = "argmax"
-    mixing: float | Schedule = DECAY
-    alpha: float | Schedule = SHARPENING
-    dropout: bool = True
+    feed: Feed = "argmax"  # what the model's own token is
+    mixing: float | Schedule = DECAY  # probability of feeding gold
+    alpha: float | Schedule = SHARPENING  # inverse temperature of the soft feeds
+    dropout: bool = True  # whether it is on while hard tokens are found
 
     def __post_init__(self) -> None:
         check_choice("feed", self.feed, Feed)
