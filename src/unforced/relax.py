@@ -10,7 +10,10 @@ import math
 import torch
 from torch import Tensor
 
-DENSE = 1 / 16  # of all tokens: where more matter, a sparse mixture saves nothing
+DENSE, SMALL = (
+    1 / 16,
+    256,
+)  # where more of all tokens matter, or there are fewer at all, a sparse mixture saves nothing
 
 
 def peaked_softmax(scores: Tensor, alpha: float) -> Tensor:
@@ -31,13 +34,15 @@ def peaked_support(
     those with exp(α (s − best)) < tolerance / V. Weights of a row sum to one. None where so many tokens
     matter that the dense form is cheaper.
 
-    >>> scores = torch.zeros(2, 100)
+    >>> scores = torch.zeros(2, 300)
     >>> scores[0, [3, 7]] = 3.0
     >>> scores[1, 5] = 9.0
     >>> peaked_support(scores, alpha=10.0)
     (tensor([0, 0, 1]), tensor([3, 7, 5]), tensor([0.5000, 0.5000, 1.0000]))
     """
     size = scores.shape[-1]
+    if size < SMALL:
+        return None
     with torch.no_grad():
         best = scores.amax(dim=-1, keepdim=True)
         near = scores >= best - math.log(size / tolerance) / alpha

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -107,20 +107,21 @@ class ScheduledSampling:
     ) -> Loss:
         """One pass with gradient, in which the scores of a step are both scored and, softened, fed to the next."""
         inputs = model.embed(batch.prefix)  # [B,T,E], gold
-        first, done, found, losses = inputs[:, :1], 0, [], []
+        first, done = inputs[:, :1], 0
+        found, scores, gold = [], [], []
         for t in stops(replaced):
             piece = torch.cat([first, inputs[:, done + 1 : t + 1]], dim=1)
             features, state = model.advance(state, piece)
             rows, done = replaced[:, t].nonzero().squeeze(1), t + 1
-            scores = model.score(features[rows, -1])  # [n,V]
-            losses.append(negative_log_likelihood(scores, batch.gold[rows, t]))
-            mixture = self.mixture(model, scores, alpha, keys[rows], t, batch.symbols)
-            first = inputs[:, done : done + 1].index_copy(0, rows, mixture.to(inputs.dtype))
             found.append(features)
+            scores.append(model.score(features[rows, -1]))  # [n,V]
+            gold.append(batch.gold[rows, t])
+            mixture = self.mixture(model, scores[-1], alpha, keys[rows], t, batch.symbols)
+            first = inputs[:, done : done + 1].index_copy(0, rows, mixture.to(inputs.dtype))
         features, _ = model.advance(state, torch.cat([first, inputs[:, done + 1 :]], dim=1))
         rest = batch.mask & ~replaced  # what has not been scored yet
-        scores = model.score(torch.cat([*found, features], dim=1)[rest])
-        return add([negative_log_likelihood(scores, batch.gold[rest]), *losses])
+        scores.append(model.score(torch.cat([*found, features], dim=1)[rest]))
+        return negative_log_likelihood(torch.cat(scores), torch.cat([*gold, batch.gold[rest]]))
 
     def mixture(
         self, model: StepDecoder, scores: Tensor, alpha: float, keys: Tensor, t: int, symbols: Symbols
@@ -143,13 +144,3 @@ def stops(replaced: Tensor) -> list[int]:
     """The steps whose scores somebody needs before the next step."""
     found: list[int] = replaced.any(dim=0).nonzero().squeeze(1).tolist()
     return found
-
-
-def add(losses: list[Loss]) -> Loss:
-    """The loss of all positions from those of parts of them."""
-    names: Any = losses[0].metrics
-    metrics = {
-        name: (sum(loss.metrics[name][0] for loss in losses), sum(loss.metrics[name][1] for loss in losses))
-        for name in names
-    }
-    return Loss(sum(loss.total for loss in losses), sum(loss.count for loss in losses), metrics)  # type: ignore[arg-type]
