@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
@@ -66,7 +67,7 @@ class Constant:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Timed:
+class _Timed(ABC):
     """A value that moves once the warm-up is over."""
 
     start: float = 1.0  # the value until the warm-up is over
@@ -82,9 +83,9 @@ class _Timed:
         passed = time(progress, self.unit) - self.warmup
         return self.start if passed < 0 else self.after(passed)
 
+    @abstractmethod
     def after(self, passed: float) -> float:
         """The value when i = ``passed`` units have gone by since the warm-up."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from unforced.objectives import scheduled_sampling
 from unforced.objectives._feeding import COINS, PICKS, coins
 from unforced.objectives.cross_entropy import CrossEntropy
 from unforced.objectives.scheduled_sampling import ScheduledSampling
-from unforced.schedules import Always, InverseSigmoid
+from unforced.schedules import Always, InverseSigmoid, Linear
 from unforced.types import Batch, Loss, Progress, Sizes, Symbols
 
 SYMBOLS = Symbols(pad=0, bos=1, eos=2, banned=(0, 1))
@@ -298,6 +298,14 @@ def test_schedules_move_with_progress() -> None:
     early, late = (loss_of(objective, toy(), make_batch(), epoch=epoch) for epoch in (1.5, 2.0))
     assert early.metrics["fed"][0] == 0
     assert late.metrics["fed"][0] == 4
+
+
+def test_schedules_that_leave_their_range_are_told_so() -> None:
+    away = Linear(start=1.0, end=-1.0, over=2)
+    with pytest.raises(InputError, match="mixing is a probability, not -1"):
+        loss_of(ScheduledSampling(mixing=away), toy(), make_batch())
+    with pytest.raises(InputError, match="alpha must be positive, not -1"):
+        loss_of(ScheduledSampling(feed="soft_argmax", mixing=0.0, alpha=away), toy(), make_batch())
 
 
 class NoMixing:

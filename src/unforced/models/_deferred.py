@@ -1,9 +1,8 @@
 """Matrix products of many small steps whose weight gradient is made once, at the end of the backward pass.
 
 A decoder that runs with gradient one step at a time multiplies by its vocabulary matrices at every step. Autograd then makes a
-gradient of the whole matrix at every step and adds them up: for a vocabulary of 8,000 that costs more than the products
-themselves. Here a step's backward only keeps its two factors; when the last of them is done, one product of all the
-factors gives the same sum.
+gradient of the whole matrix at every step and adds them up, also where a step touched but a few of its rows. Here a step's
+backward only keeps its two factors; when the last of them is done, one product of all the factors gives the same sum.
 """
 
 from __future__ import annotations

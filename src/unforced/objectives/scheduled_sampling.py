@@ -52,10 +52,10 @@ class ScheduledSampling:
 
     def __post_init__(self) -> None:
         check_choice("feed", self.feed, Feed)
-        if not isinstance(self.mixing, Schedule) and not 0 <= self.mixing <= 1:
-            raise InputError(f"mixing is a probability, not {self.mixing}")
-        if not isinstance(self.alpha, Schedule) and not 0 < self.alpha < float("inf"):
-            raise InputError(f"alpha must be positive, not {self.alpha}")
+        if not isinstance(self.mixing, Schedule):
+            checked_mixing(self.mixing)
+        if not isinstance(self.alpha, Schedule):
+            checked_alpha(self.alpha)
         if self.feed in SOFT and not self.dropout:
             raise InputError(
                 f"dropout can't be off for the feed {self.feed}, which is part of the training pass"
@@ -71,13 +71,15 @@ class ScheduledSampling:
             model, f"scheduled_sampling with feed {self.feed}", "start", "embed", "advance", "score", *soft
         )
         keys = streams.keys(batch, rng)
-        replaced = coins(keys, batch, at(self.mixing, progress))  # [B,T]
+        replaced = coins(keys, batch, checked_mixing(at(self.mixing, progress)))  # [B,T]
         if not replaced.any():
             return fed(negative_log_likelihood(*gold_scores(model, batch)), batch, replaced)
         state, keys = model.start(batch), streams.branch(keys, PICKS)
         if self.feed in SOFT:
             with stepping(model):
-                loss = self.relaxed(model, batch, state, replaced, keys, at(self.alpha, progress))
+                loss = self.relaxed(
+                    model, batch, state, replaced, keys, checked_alpha(at(self.alpha, progress))
+                )
         else:
             mixed = replace(batch, prefix=self.roll_out(model, batch, state, replaced, keys))
             loss = negative_log_likelihood(*gold_scores(model, mixed, state))
@@ -144,3 +146,17 @@ def stops(replaced: Tensor) -> list[int]:
     """The steps whose scores somebody needs before the next step."""
     found: list[int] = replaced.any(dim=0).nonzero().squeeze(1).tolist()
     return found
+
+
+def checked_mixing(value: float) -> float:
+    """The value, if it is a probability: a schedule may leave that range in the course of training."""
+    if not 0 <= value <= 1:
+        raise InputError(f"mixing is a probability, not {value}")
+    return value
+
+
+def checked_alpha(value: float) -> float:
+    """The value, if it is an inverse temperature."""
+    if not 0 < value < float("inf"):
+        raise InputError(f"alpha must be positive, not {value}")
+    return value
