@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from scipy.stats import chisquare, kstest
@@ -73,3 +74,12 @@ def test_rows_of_numbers_are_uniform_independent_and_strictly_inside():
     cells = (numbers[:-1] * 10).long() * 10 + (numbers[1:] * 10).long()  # neighbours in a column
     assert chisquare(cells.flatten().bincount(minlength=100)).pvalue > 0.001
     assert torch.equal(uniform_rows(keys_of(range(400)), 10), numbers[:, :10])
+
+
+@pytest.mark.parametrize("width", [1, 63, 64, 65, 128, 300])
+def test_a_draw_is_the_inverse_of_the_cumulated_weights(width):
+    torch.manual_seed(width)
+    weights = torch.rand(1, width, dtype=torch.float64).expand(2000, width)
+    uniforms = torch.rand(2000, dtype=torch.float64)
+    inverse = np.searchsorted(np.cumsum(weights[0].numpy()) / weights[0].sum().item(), uniforms.numpy())
+    assert (draw(weights, uniforms).numpy() == inverse).all()

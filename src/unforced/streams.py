@@ -26,6 +26,7 @@ MIX_1 = _signed(0xBF58476D1CE4E5B9)
 MIX_2 = _signed(0x94D049BB133111EB)
 MIX_3 = _signed(0x7FEB352D, 32)
 MIX_4 = _signed(0x846CA68B, 32)
+BLOCK = 64  # weights that are summed before one of them is looked for
 
 
 def mix64(x: Tensor) -> Tensor:
@@ -84,18 +85,32 @@ def uniform_rows(keys: Tensor, count: int) -> Tensor:
 def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
     """The index that each uniform number [R] falls on in weights [R,N] that need not sum to one: inverse CDF.
 
-    It is the first index whose cumulated weight exceeds u · total, so an index of weight zero is never drawn,
-    whatever the rounding.
+    It is the first index whose cumulated weight exceeds u · total, so an index of weight zero is never drawn, whatever
+    the rounding. First the block that u falls in is found, then the index in the block: sums of blocks cost a quarter of
+    a cumulative sum of everything.
 
     >>> draw(torch.tensor([[0.0, 2.0, 0.0, 2.0]]).expand(4, 4), torch.tensor([0.0, 0.49, 0.51, 1.0]))
     tensor([1, 1, 3, 3])
     """
+    width, whole = weights.shape[1], weights.shape[1] // BLOCK * BLOCK
+    sums = weights[:, :whole].unflatten(1, (whole // BLOCK, BLOCK)).sum(dim=2)
+    if whole < width:
+        sums = torch.cat([sums, weights[:, whole:].sum(dim=1, keepdim=True)], dim=1)
+    block, rest = _fall(sums, uniforms.unsqueeze(1).to(sums.dtype) * sums.sum(dim=1, keepdim=True))
+    columns = block * BLOCK + torch.arange(BLOCK, device=weights.device)  # [R,BLOCK]
+    inside = weights.gather(1, columns.clamp(max=width - 1)).masked_fill_(columns >= width, 0.0)
+    within, _ = _fall(inside, rest)
+    return (block * BLOCK + within).squeeze(1)
+
+
+def _fall(weights: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """The first index [R,1] whose cumulated weight exceeds the target [R,1], and what of the target lies behind it."""
     cumulated = weights.cumsum(dim=1)
     total = cumulated[:, -1:]
-    below = torch.nextafter(total, torch.zeros_like(total))
-    target = torch.minimum(uniforms.unsqueeze(1).to(total.dtype) * total, below)
-    drawn = torch.searchsorted(cumulated, target, right=True).clamp_(max=weights.shape[1] - 1)
-    wrong = weights.gather(1, drawn) <= 0  # a parallel cumulative sum need not be monotone in its last bits
+    target = torch.minimum(target, torch.nextafter(total, torch.zeros_like(total)))
+    index = torch.searchsorted(cumulated, target, right=True).clamp_(max=weights.shape[1] - 1)
+    wrong = weights.gather(1, index) <= 0  # a parallel cumulative sum need not be monotone in its last bits
     if wrong.any():
-        drawn = torch.where(wrong, weights.argmax(dim=1, keepdim=True), drawn)
-    return drawn.squeeze(1)
+        index = torch.where(wrong, weights.argmax(dim=1, keepdim=True), index)
+    before = cumulated.gather(1, index) - weights.gather(1, index)
+    return index, (target - before).clamp_(min=0.0)

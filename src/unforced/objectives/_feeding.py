@@ -58,8 +58,9 @@ def pick(
         if how == "argmax":
             found.append(scores.argmax(dim=-1))
         else:
-            scores = scores if scores.dtype == torch.float64 else scores.float()
-            found.append(streams.draw(torch.softmax(scores / temperature, dim=-1), numbers))
+            exact = torch.promote_types(scores.dtype, torch.float32)
+            scores = scores if temperature == 1 else scores.to(exact) / temperature
+            found.append(streams.draw(torch.softmax(scores, dim=-1, dtype=exact), numbers))
     return torch.cat(found)
 
 
