@@ -13,7 +13,7 @@ import unforced
 
 ROOT = Path(unforced.__file__).parent
 
-LEAVES = {"errors", "types", "rows", "masking", "relax", "schedules", "streams", "metrics"}
+LEAVES = {"errors", "types", "rows", "masking", "relax", "schedules", "streams", "costs", "metrics"}
 ALLOWED = {
     "errors": set(),
     "types": set(),
@@ -22,6 +22,7 @@ ALLOWED = {
     "relax": set(),
     "schedules": {"errors", "types"},
     "streams": {"types"},
+    "costs": {"errors", "types"},
     "metrics": {"errors", "types", "metrics"},
     "models": LEAVES | {"models"},
     "decoding": LEAVES | {"models", "decoding"},

@@ -42,6 +42,10 @@ CATALOGUE: dict[str, dict[str, str]] = {
         "sample": "unforced.decoding.sampling:Sample",
         "beam": "unforced.decoding.beam:Beam",
     },
+    "costs": {
+        "hamming": "unforced.costs:Hamming",
+        "weighted_hamming": "unforced.costs:WeightedHamming",
+    },
     "schedules": {
         "constant": "unforced.schedules:Constant",
         "linear": "unforced.schedules:Linear",
@@ -56,6 +60,7 @@ CATALOGUE: dict[str, dict[str, str]] = {
 PROTOCOLS = {
     "unforced.objectives.protocol:Objective": "objectives",
     "unforced.schedules:Schedule": "schedules",
+    "unforced.costs:Cost": "costs",
 }
 
 

@@ -31,7 +31,7 @@ app = App(
     default_parameter=Parameter(negative=()),
 )
 
-Kind = Literal["objectives", "tasks", "models", "decoders", "schedules", "recipes"]
+Kind = Literal["objectives", "tasks", "models", "decoders", "schedules", "costs", "recipes"]
 
 
 @app.command

@@ -19,6 +19,7 @@ OFFERS = {
     "tasks": ("read", "fit", "codec", "metrics"),
     "decoders": ("__call__",),
     "schedules": ("__call__",),
+    "costs": ("prepare", "__call__"),
 }
 NEEDED: dict[str, dict[str, Any]] = {"tagging": {"dataset": "german_ler"}}  # one of several fields is needed
 

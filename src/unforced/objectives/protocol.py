@@ -19,3 +19,9 @@ class Objective(Protocol):
     """
 
     def __call__(self, model: Any, batch: Batch, *, progress: Progress, rng: torch.Generator) -> Loss: ...
+
+
+def fitted(objective: Objective, codec: Any) -> Objective:
+    """The objective, knowing the data's vocabulary: what its own ``fitted(codec)`` gives, if it has such a thing."""
+    own = getattr(objective, "fitted", None)
+    return objective if own is None else own(codec)

@@ -77,6 +77,9 @@ class PictureCodec:
         """A caption as it is; a picture by its name."""
         return "" if output is None else str(output)
 
+    def token_names(self) -> tuple[str, ...]:
+        return self.target.vocabulary.tokens
+
     def to_json(self) -> dict[str, Any]:
         return {"shape": list(self.shape), "target": self.target.to_json()}
 

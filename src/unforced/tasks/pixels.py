@@ -83,6 +83,9 @@ class Pixels:
         """Rows of levels as JSON; a class as its number."""
         return "" if output is None else json.dumps(np.asarray(output).tolist(), separators=(",", ":"))
 
+    def token_names(self) -> tuple[str, ...]:
+        return (*map(str, range(self.levels)), "<bos>", "<pad>")
+
     def to_json(self) -> dict[str, Any]:
         return {"shape": list(self.shape), "levels": self.levels, "classes": self.classes}
 

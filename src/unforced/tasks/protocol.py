@@ -40,6 +40,10 @@ class Codec(Protocol):
         """A raw output as one line of text."""
         ...
 
+    def token_names(self) -> tuple[str, ...]:
+        """The name of each id that a target may have, as the data spells it."""
+        ...
+
     def to_json(self) -> dict[str, Any]: ...
 
     @classmethod

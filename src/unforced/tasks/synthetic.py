@@ -77,6 +77,9 @@ class Letters:
     def show(self, output: str | None) -> str:
         return "" if output is None else output
 
+    def token_names(self) -> tuple[str, ...]:
+        return (*LETTERS[: self.alphabet], "<bos>", "<pad>")
+
     def to_json(self) -> dict[str, Any]:
         return {"alphabet": self.alphabet, "length": self.length}
 

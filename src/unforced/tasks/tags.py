@@ -85,6 +85,9 @@ class TagCodec:
         """Tags (or words) with spaces between them."""
         return "" if output is None else " ".join(output)
 
+    def token_names(self) -> tuple[str, ...]:
+        return self.tags.tokens
+
     def to_json(self) -> dict[str, Any]:
         return {
             "words": self.words.to_json(),

@@ -74,6 +74,9 @@ class PairCodec:
     def show(self, output: str | None) -> str:
         return "" if output is None else " ".join(output.splitlines())
 
+    def token_names(self) -> tuple[str, ...]:
+        return self.target.vocabulary.tokens
+
     def to_json(self) -> dict[str, Any]:
         joint = self.source is self.target
         source = None if self.source is None or joint else self.source.to_json()

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from accelerate import Accelerator
 
+from unforced.objectives.protocol import fitted
 from unforced.training import checkpoints
 from unforced.training.batching import epoch_batches, planned_updates
 from unforced.training.checkpoints import Checkpoint, step_name
@@ -56,7 +57,7 @@ class Trainer:
         collate = job.fitted.codec.collate
         self.updater = Updater(
             job.model,
-            job.objective,
+            fitted(job.objective, job.fitted.codec),
             job.options,
             accelerator,
             lambda rows: collate([encoded[row] for row in rows], rows),

@@ -1,0 +1,69 @@
+"""Costs of tokens, given the gold."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from unforced.costs import Hamming, Table, WeightedHamming, gold_steps
+from unforced.errors import InputError
+from unforced.tasks.tags import TagCodec
+from unforced.tasks.vocabulary import Vocabulary
+from unforced.types import Batch, Symbols
+
+SYMBOLS = Symbols(pad=0, bos=1, eos=2, banned=(0, 1))
+
+
+def a_batch() -> Batch:
+    gold = torch.tensor([[3, 4, 2], [5, 2, 0]])
+    return Batch.of_gold(gold, gold != 0, SYMBOLS)
+
+
+def dense(cost, batch: Batch, steps: int, size: int = 6) -> torch.Tensor:
+    prepared = cost.prepare(batch, steps)
+    tokens = torch.arange(size).expand(len(batch), size)
+    return torch.stack([cost(prepared[:, t], tokens) for t in range(steps)], dim=1)
+
+
+def test_hamming_counts_what_is_not_gold_and_all_but_padding_behind_the_end():
+    found = dense(Hamming(), a_batch(), 4)
+    gold = torch.tensor([[3, 4, 2, 0], [5, 2, 0, 0]])
+    assert torch.equal(found, 1 - torch.nn.functional.one_hot(gold, 6).float())
+
+
+def test_a_wrong_outside_tag_costs_more_than_other_wrong_tags():
+    tags = Vocabulary.learn([["O", "O", "B-PER"]], eos=False)
+    codec = TagCodec(Vocabulary.learn([["a"]], eos=False), tags)
+    cost = WeightedHamming(weight=2.0).fitted(codec)
+    outside, person = tags.encode(["O", "B-PER"], eos=False)
+    gold = torch.tensor([[outside, person]])
+    batch = Batch.of_gold(gold, gold > 0, codec.symbols, length=torch.tensor([2]))
+    now = cost.prepare(batch, 2)
+    tokens = torch.tensor([[outside, person]])
+    assert cost(now[:, 0], tokens).tolist() == [[0.0, 1.0]]
+    assert cost(now[:, 1], tokens).tolist() == [[2.0, 0.0]]
+
+
+def test_a_weighted_cost_says_what_it_misses():
+    tags = Vocabulary.learn([["X"]], eos=False)
+    codec = TagCodec(Vocabulary.learn([["a"]], eos=False), tags)
+    with pytest.raises(InputError, match='"O" is not among the tokens of this data'):
+        WeightedHamming().fitted(codec)
+    with pytest.raises(InputError, match="call fitted"):
+        WeightedHamming().prepare(a_batch(), 3)
+    with pytest.raises(InputError, match="weight must be"):
+        WeightedHamming(weight=-1.0)
+
+
+def test_a_table_of_hamming_costs_is_hamming_also_behind_the_end():
+    batch = a_batch()
+    own = Table(lambda batch: 1 - torch.nn.functional.one_hot(batch.gold, 6).float())
+    for steps in (2, 3, 5):
+        assert torch.equal(dense(own, batch, steps), dense(Hamming(), batch, steps))
+    with pytest.raises(InputError, match="can't have the shape"):
+        Table(lambda batch: torch.zeros(1, 1, 6)).prepare(batch, 3)
+
+
+def test_steps_of_the_gold_are_cut_or_padded():
+    assert gold_steps(a_batch(), 1).tolist() == [[3], [5]]
+    assert gold_steps(a_batch(), 4).tolist() == [[3, 4, 2, 0], [5, 2, 0, 0]]
