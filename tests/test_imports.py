@@ -19,7 +19,7 @@ ALLOWED = {
     "types": set(),
     "rows": {"types"},
     "masking": set(),
-    "relax": set(),
+    "relax": {"errors"},
     "schedules": {"errors", "types"},
     "streams": {"types"},
     "costs": {"errors", "types"},

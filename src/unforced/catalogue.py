@@ -16,6 +16,7 @@ CATALOGUE: dict[str, dict[str, str]] = {
         "label_smoothing": "unforced.objectives.label_smoothing:LabelSmoothing",
         "scheduled_sampling": "unforced.objectives.scheduled_sampling:ScheduledSampling",
         "parallel_scheduled_sampling": "unforced.objectives.parallel_scheduled_sampling:ParallelScheduledSampling",
+        "soft_beam": "unforced.objectives.soft_beam:SoftBeam",
     },
     "models": {
         "lstm": "unforced.models.lstm:LSTM",
@@ -41,6 +42,7 @@ CATALOGUE: dict[str, dict[str, str]] = {
         "greedy": "unforced.decoding.greedy:Greedy",
         "sample": "unforced.decoding.sampling:Sample",
         "beam": "unforced.decoding.beam:Beam",
+        "soft_beam": "unforced.decoding.soft_beam:SoftBeam",
     },
     "costs": {
         "hamming": "unforced.costs:Hamming",

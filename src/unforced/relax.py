@@ -1,4 +1,4 @@
-"""Continuous relaxations of picking a token: weights over the vocabulary in place of an index.
+"""Continuous relaxations of picking a token, or the k best: weights in place of indices.
 
 α is an inverse temperature: as it grows, a mixture of embeddings by these weights tends to the embedding of one token.
 """
@@ -10,10 +10,19 @@ import math
 import torch
 from torch import Tensor
 
+from unforced.errors import InputError
+
 DENSE, SMALL = (
     1 / 16,
     256,
 )  # where more of all tokens matter, or there are fewer at all, a sparse mixture saves nothing
+
+
+def checked_alpha(value: float) -> float:
+    """The value, if it is an inverse temperature: a schedule may leave that range in the course of training."""
+    if not 0 < value < float("inf"):
+        raise InputError(f"alpha must be positive, not {value}")
+    return value
 
 
 def peaked_softmax(scores: Tensor, alpha: float) -> Tensor:
@@ -81,3 +90,25 @@ def gumbel(uniforms: Tensor) -> Tensor:
     u = uniforms if uniforms.dtype == torch.float64 else uniforms.float()
     least, most = torch.finfo(u.dtype).tiny, 1 - torch.finfo(u.dtype).eps / 2
     return -torch.log(-torch.log(u.clamp(least, most)))
+
+
+def soft_top_k(scores: Tensor, k: int, alpha: float) -> Tensor:
+    """The relaxed selection of the k best (CRB Algorithm 2): [...,N] -> weights [...,k,N], each of the k sums to one.
+
+    p_i = softmax(−α (s − m_i)²), with m_i the i-th largest score. Gradients flow through s and m alike.
+
+    >>> soft_top_k(torch.tensor([0.0, 3.0, 1.0]), 2, alpha=10.0).argmax(dim=-1)
+    tensor([1, 2])
+    """
+    return around(scores, scores.topk(k).values, alpha).exp()
+
+
+def around(scores: Tensor, peaks: Tensor, alpha: float, there: Tensor | None = None) -> Tensor:
+    """log softmax(−α (s − m)²) over scores [...,N] for each peak m [...,k]: [...,k,N].
+
+    With ``there`` [...,N] only some of the scores count; the others get −inf, and no gradient whatever they are.
+    """
+    distances = -alpha * (scores.unsqueeze(-2) - peaks.unsqueeze(-1)).square()
+    if there is not None:
+        distances = distances.masked_fill(~there.unsqueeze(-2), float("-inf"))
+    return torch.log_softmax(distances, dim=-1)

@@ -35,6 +35,12 @@ TABLE: dict[str, list[dict[str, Any]]] = {
         {"p": 1.0, "passes": 2, "pick": "argmax"},
         {"p": 0.0},
     ],
+    "soft_beam": [
+        {"alpha": 2.0},
+        {"beam": 2, "alpha": 1.0, "loss": "hinge", "scores": "global"},
+        {"beam": 4, "alpha": 5.0, "keep": None, "beyond": 2},
+        {"beam": 3, "alpha": 2.0, "checkpoint": True, "keep": 2, "tolerance": 0.0},
+    ],
 }
 ROWS = [pytest.param(name, fields, id=f"{name}-{fields}") for name, rows in TABLE.items() for fields in rows]
 # configurations that feed gold and score against gold alone must be cross-entropy, bit for bit

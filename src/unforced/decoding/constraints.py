@@ -86,7 +86,7 @@ class Constraints(NamedTuple):
         be emitted. What is banned keeps its share of the probability: a ban excludes, it does not renormalise.
         """
         scores = scores if scores.dtype == torch.float64 else scores.float()
-        banned = self.banned if t >= self.min_length else self.banned_early
+        banned = self.banned_at(t)
         if self.kind == "global":
             check_finite(scores, t)
             return scores.index_fill(-1, banned, -torch.inf)
@@ -97,6 +97,10 @@ class Constraints(NamedTuple):
             check_finite(scores, t)
             log_probs.masked_fill_(log_probs.isnan(), -torch.inf)
         return log_probs.index_fill_(-1, banned, -torch.inf)
+
+    def banned_at(self, t: int) -> Tensor:
+        """The ids that may not be emitted at step t."""
+        return self.banned if t >= self.min_length else self.banned_early
 
     def is_end(self, tokens: Tensor) -> Tensor:
         return torch.zeros_like(tokens, dtype=torch.bool) if self.eos is None else tokens == self.eos

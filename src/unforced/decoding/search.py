@@ -14,10 +14,11 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from unforced import rows
 from unforced.errors import InputError
-from unforced.models.protocol import StepDecoder
+from unforced.models.protocol import StepDecoder, stepping
 from unforced.types import Batch, DecoderState, Hypotheses, Tree
 
 
@@ -109,11 +110,25 @@ class Found(NamedTuple):
     copies: int
 
 
-def search(model: StepDecoder, batch: Batch, selector: Selector, limits: Tensor, *, copies: int = 1) -> Found:
+def search(
+    model: StepDecoder,
+    batch: Batch,
+    selector: Selector,
+    limits: Tensor,
+    *,
+    copies: int = 1,
+    state: DecoderState | None = None,
+    stretch: int | None = None,
+) -> Found:
     """Run ``selector`` over the model's scores until every example has finished or reached its limit.
 
     ``limits`` is [B]; with ``copies`` each example is searched that many times over, independently (samples), and the
-    memory's first dimension is B·copies. Gradients flow if they are enabled and the selector lets them.
+    memory's first dimension is B·copies. Gradients flow if they are enabled and the selector lets them. ``state`` is what
+    ``model.start(batch)`` gave, where that has been called already.
+
+    With ``stretch`` so many steps are taken at a time, and only what stands between stretches is kept for the backward
+    pass, which makes the steps again (gradient checkpointing). Nobody but those at their limit finishes, and there is no
+    trace.
     """
     limits = limits.repeat_interleave(copies)
     examples = limits.numel()
@@ -121,7 +136,9 @@ def search(model: StepDecoder, batch: Batch, selector: Selector, limits: Tensor,
     memory, gone = selector.begin(limits), []
     trace: list[tuple[Tensor, Record]] = []
     move: Any = HardMove(torch.full_like(limits, batch.symbols.bos).unsqueeze(1), None, 1)
-    state = rows.repeat(model.start(batch), copies) if examples else DecoderState(None, None)
+    if not examples:
+        state = DecoderState(None, None)
+    state = rows.repeat(model.start(batch) if state is None else state, copies)
     running, t, width, nearest = limits > 0, 0, 1, 0
     while True:
         if not examples or not running.all():  # examples leave the batch
@@ -136,12 +153,21 @@ def search(model: StepDecoder, batch: Batch, selector: Selector, limits: Tensor,
         if t and selector.width != width:  # after the first step one hypothesis becomes K
             shared = rows.repeat(DecoderState(None, state.shared), selector.width).shared
             state, width = state._replace(shared=shared), selector.width
-        last = limits == t + 1 if t + 1 >= nearest else None
-        state, (memory, move, record, running) = step(model, selector, t, width, state, move, memory, last)
+        count = 1 if stretch is None or t == 0 else min(stretch, nearest - t)
+        last = limits == t + count if t + count >= nearest else None
+        if stretch is None:
+            state, (memory, move, record, running) = step(
+                model, selector, t, width, state, move, memory, last
+            )
+            if record is not None:
+                trace.append((alive, record))
+        else:
+            state, memory, move = checkpoint(
+                _steps, model, selector, range(t, t + count), width, state, move, memory, use_reentrant=False
+            )
+            running = torch.ones_like(alive, dtype=torch.bool)
         running = running if last is None else running & ~last
-        if record is not None:
-            trace.append((alive, record))
-        t += 1
+        t += count
     order = torch.cat([numbers for numbers, _ in gone]).argsort()
     return Found(_take(_concatenate([m for _, m in gone]), order), trace, examples, copies)
 
@@ -161,6 +187,22 @@ def step(
     features, state = model.advance(state, move.inputs(model))
     scores = model.score(features[:, -1])  # [B·k,V]
     return state, selector.select(t, scores.unflatten(0, (-1, width)), memory, last)
+
+
+def _steps(
+    model: StepDecoder,
+    selector: Selector,
+    times: range,
+    width: int,
+    state: DecoderState,
+    move: Move,
+    memory: Any,
+) -> tuple[DecoderState, Any, Move]:
+    """A stretch of steps, nobody's last but the last."""
+    with stepping(model):
+        for t in times:
+            state, (memory, move, _, _) = step(model, selector, t, width, state, move, memory, None)
+    return state, memory, move
 
 
 def _take(tree: Tree, examples: Tensor) -> Tree:

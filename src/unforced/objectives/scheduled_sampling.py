@@ -13,6 +13,7 @@ from unforced.errors import InputError, check_choice
 from unforced.models.protocol import StepDecoder, require, stepping
 from unforced.objectives._feeding import PICKS, asking, coins, emittable, fed, pick
 from unforced.objectives.cross_entropy import gold_scores, negative_log_likelihood
+from unforced.relax import checked_alpha
 from unforced.schedules import Exponential, InverseSigmoid, Schedule, at
 from unforced.types import Batch, DecoderState, Loss, Progress, Symbols
 
@@ -152,11 +153,4 @@ def checked_mixing(value: float) -> float:
     """The value, if it is a probability: a schedule may leave that range in the course of training."""
     if not 0 <= value <= 1:
         raise InputError(f"mixing is a probability, not {value}")
-    return value
-
-
-def checked_alpha(value: float) -> float:
-    """The value, if it is an inverse temperature."""
-    if not 0 < value < float("inf"):
-        raise InputError(f"alpha must be positive, not {value}")
     return value

@@ -1,0 +1,248 @@
+"""The continuous relaxation of beam search (CRB Algorithm 3): a selector for the search loop, and a decoder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from unforced import rows
+from unforced.costs import Cost
+from unforced.decoding.constraints import Constraints, check_lengths, limits
+from unforced.decoding.search import Found, Record, Selection, evaluating, hypotheses, search
+from unforced.decoding.soft_top import Chosen, Offer, soft_top
+from unforced.errors import InputError, check_choice
+from unforced.masking import FLOOR
+from unforced.models.protocol import StepDecoder, require
+from unforced.relax import checked_alpha
+from unforced.types import Batch, DecoderState, Hypotheses
+
+LEAST = -69.0  # log of a mass that counts as none
+DONE = -14.0  # log of the mass that may still be running when a decoder stops
+
+
+class SoftMove(NamedTuple):
+    """Hypothesis i continues the mixture ``back[b,i]`` of hypotheses, and is fed a mixture of tokens.
+
+    That is ``weights[b,i]`` over the tokens ``tokens[b]``, or over the whole vocabulary where these are None.
+    """
+
+    weights: Tensor  # [B,K,M]
+    tokens: Tensor | None  # [B,M] long
+    back: Tensor  # [B,K,k]
+
+    def follow(self, state: DecoderState) -> DecoderState:
+        return rows.mix(state, self.back)
+
+    def inputs(self, model: StepDecoder) -> Tensor:
+        if self.tokens is None:
+            return model.embed_mix(self.weights.flatten(0, 1).unsqueeze(1))
+        vectors = model.embed(self.tokens)  # [B,M,E]
+        return torch.bmm(self.weights.to(vectors.dtype), vectors).flatten(0, 1).unsqueeze(1)
+
+
+class SoftMemory(NamedTuple):
+    """What the hypotheses of each example have come to; [B,K] where nothing else is said."""
+
+    scores: Tensor  # s_i, less ``offset``: the best is 0
+    offset: Tensor  # [B]
+    running: Tensor  # log(1 − φ_i), where φ_i is the mass that has ended
+    ended: Tensor  # log φ_i
+    filled: Tensor  # bool: whether the place holds a hypothesis
+    costs: Tensor  # D_i
+    prepared: Tensor | None  # [B,T,…] what costs depend on
+    bound: Tensor  # [B] the largest bound of a step on what was left out
+    kept: Tensor  # [B] continuations weighed, over all steps
+
+
+@dataclass(frozen=True)
+class SoftTop:
+    """The soft selector: each of the K hypotheses is a mixture p_i of all continuations. As α grows it becomes ``Stay``.
+
+        p_1 … p_K = soft top-k of s̃;  b_i[j] = Σ_w p_i[j,w];  a_i[w] = Σ_j p_i[j,w]
+        input a_i · E;  state Σ_j b_i[j] h_j;  score Σ p_i s̃;  cost D_i = a_i · d_t + Σ_j b_i[j] D_j
+
+    Where outputs end, φ_i is p_i's mass on EOS and padding, and s̃ is the log of a mixture: s̃[i,w] = s_i + log(1 − φ_i) + f(h_i, w),
+    and s̃[i,pad] = s_i + log φ_i. CRB starts from K equal hypotheses, which stay K copies of one for ever; here there is one at
+    first. The best score is taken off all at each step, which changes nothing but rounding.
+    """
+
+    constraints: Constraints
+    width: int
+    alpha: float
+    keep: int | None
+    tolerance: float
+    cost: Cost | None = None  # d_t
+    prepared: Tensor | None = None  # [B,T,…] by the cost
+    margin: bool = False  # whether costs are added to s̃ as well
+    tracing: bool = False  # for decoding: record the likeliest path, and stop when all has ended
+
+    def begin(self, limits: Tensor) -> SoftMemory:
+        wide = torch.float32 if limits.device.type == "mps" else torch.float64
+        zeros = torch.zeros(limits.shape[0], self.width, dtype=wide, device=limits.device)
+        filled = zeros.bool()
+        filled[:, 0] = True
+        none = zeros[:, 0]
+        return SoftMemory(zeros, none, zeros, zeros + FLOOR, filled, zeros, self.prepared, none, none)
+
+    def select(self, t: int, scores: Tensor, memory: SoftMemory, last: Tensor | None) -> Selection:
+        now = None if memory.prepared is None else memory.prepared[:, t]
+        chosen = soft_top(
+            self.offer(t, scores, memory, now), self.width, self.alpha, self.keep, self.tolerance
+        )
+        dtype = torch.promote_types(scores.dtype, torch.float32)
+        memory, move = self.go_on(chosen, scores.shape[1:], memory, now, dtype)
+        if not memory.scores.isfinite().all():
+            raise InputError(f"the model gave NaN or infinite scores at step {t}")
+        running = torch.ones_like(memory.filled[:, 0])
+        if not self.tracing:
+            return Selection(memory, move, None, running)
+        running = (memory.filled & (memory.running > DONE)).any(dim=1)
+        return Selection(memory, move, likeliest(chosen, scores.shape[2]), running)
+
+    def offer(self, t: int, scores: Tensor, memory: SoftMemory, now: Tensor | None) -> Offer:
+        """s̃, in its parts: CRB Algorithm 3, lines 4 and 5."""
+        before, v = scores.shape[1:]
+        s, running, ended, filled = (
+            x[:, :before] for x in (memory.scores, memory.running, memory.ended, memory.filled)
+        )
+        scores = scores if scores.dtype == torch.float64 else scores.float()
+        so_far = s + running
+        if self.constraints.kind == "local":
+            so_far = so_far - scores.logsumexp(dim=2)
+        extra = None
+        if self.margin and self.cost is not None and now is not None:
+            extra = self.cost(now, torch.arange(v, device=scores.device).expand(len(scores), v))
+        offer = Offer(so_far, filled & (running > LEAST), scores, extra, self.constraints.banned_at(t))
+        if self.constraints.eos is None:
+            return offer
+        return offer._replace(pad=self.constraints.pad, stayed=s + ended, stays=filled & (ended > LEAST))
+
+    def go_on(
+        self, chosen: Chosen, size: torch.Size, memory: SoftMemory, now: Tensor | None, dtype: torch.dtype
+    ) -> tuple[SoftMemory, SoftMove]:
+        """Scores, costs and ends of the mixtures, and the move to them: CRB Algorithm 3, lines 8 to 15."""
+        (before, v), (candidates, log_weights, filled, bound) = size, chosen
+        weights = log_weights.exp()  # [B,K,M]
+        s = torch.bmm(weights, candidates.scores.unsqueeze(2)).squeeze(2)
+        if candidates.tokens is None or candidates.parents is None:
+            whole = weights.unflatten(2, (before, v))
+            back, inputs = whole.sum(dim=3), whole.sum(dim=2)
+            tokens = torch.arange(v, device=s.device).expand(s.shape[0], v)
+        else:
+            back = torch.bmm(weights, F.one_hot(candidates.parents, before).to(weights.dtype))
+            inputs, tokens = weights, candidates.tokens
+        wide = memory.costs.dtype
+        costs = torch.bmm(back.to(wide), memory.costs[:, :before].unsqueeze(2)).squeeze(2)
+        if self.cost is not None and now is not None:
+            costs = costs + torch.bmm(inputs.to(wide), self.cost(now, tokens).to(wide).unsqueeze(2)).squeeze(
+                2
+            )
+        running, ended = self.masses(log_weights, candidates.tokens, before, v)
+        best = s.detach().masked_fill(~filled, FLOOR).amax(dim=1)
+        memory = SoftMemory(
+            scores=(s - best.unsqueeze(1)).to(wide),
+            offset=memory.offset + best,
+            running=running.to(wide),
+            ended=ended.to(wide),
+            filled=filled,
+            costs=costs,
+            prepared=memory.prepared,
+            bound=torch.maximum(memory.bound, bound.to(memory.bound.dtype)),
+            kept=memory.kept + candidates.scores.shape[1],
+        )
+        return memory, SoftMove(inputs.to(dtype), candidates.tokens, back.to(dtype))
+
+    def masses(
+        self, log_weights: Tensor, tokens: Tensor | None, before: int, v: int
+    ) -> tuple[Tensor, Tensor]:
+        """log(1 − φ_i) and log φ_i, [B,K] each."""
+        if self.constraints.eos is None:
+            nothing = torch.zeros_like(log_weights[:, :, 0])
+            return nothing, nothing + FLOOR
+        if tokens is None:
+            tokens = torch.arange(v, device=log_weights.device).repeat(before).expand(len(log_weights), -1)
+        over = ((tokens == self.constraints.eos) | (tokens == self.constraints.pad)).unsqueeze(1)
+        floored = log_weights.clamp(min=FLOOR)
+        return tuple(floored.masked_fill(mask, FLOOR).logsumexp(dim=2) for mask in (over, ~over))  # type: ignore[return-value]
+
+
+def likeliest(chosen: Chosen, v: int) -> Record:
+    """The token and the hypothesis with the largest weight in each mixture."""
+    best = chosen.log_weights.argmax(dim=2)  # [B,K]
+    parents, tokens = chosen.candidates.parents, chosen.candidates.tokens
+    if parents is None or tokens is None:
+        return Record(best % v, best.div(v, rounding_mode="floor"))
+    return Record(tokens.gather(1, best), parents.gather(1, best))
+
+
+@dataclass(frozen=True)
+class SoftBeam:
+    """Decode with the relaxed beam search (CRB section 2.4): its recurrence, and at the end the likeliest path through it.
+
+    At each step the most probable hypothesis and token of each mixture p_i are noted; they are followed back from the
+    mixture with the best score. As ``alpha`` grows this becomes beam search with ``finished = "stay"``.
+
+    ``beam`` is K; ``scores`` "local" adds up log-probabilities, "global" the model's scores as they are. ``keep`` and
+    ``tolerance`` are those of the objective ``soft_beam``. ``min_length`` and ``max_length`` are those of
+    ``unforced.decoding.constraints``. The score of an output is that of its mixture.
+
+    >>> from unforced.decoding.soft_beam import SoftBeam
+    >>> SoftBeam(beam=3, alpha=10.0).scores
+    'local'
+    """
+
+    beam: int = 3
+    alpha: float = 10.0
+    scores: Literal["local", "global"] = "local"
+    keep: int | None = 64
+    tolerance: float = 1e-4
+    min_length: int = 0
+    max_length: int | None = None
+
+    def __post_init__(self) -> None:
+        check_lengths(self.min_length, self.max_length)
+        check_soft(self.beam, self.keep, self.tolerance)
+        check_choice("scores", self.scores, Literal["local", "global"])
+        checked_alpha(self.alpha)
+
+    def __call__(self, model: StepDecoder, batch: Batch, *, rng: torch.Generator | None = None) -> Hypotheses:
+        require(model, "soft_beam", "start", "embed", "embed_mix", "advance", "score")
+        constraints = Constraints.of(batch, self.min_length, self.scores)
+        selector = SoftTop(constraints, self.beam, self.alpha, self.keep, self.tolerance, tracing=True)
+        with evaluating(model):
+            found = search(model, batch, selector, limits(batch, self.min_length, self.max_length))
+            return read_back(found, batch)
+
+
+def read_back(found: Found, batch: Batch) -> Hypotheses:
+    """The path that leads to the best mixture of each example, up to its first end."""
+    memory: SoftMemory = found.memory
+    scores, nodes = memory.scores.masked_fill(~memory.filled, -torch.inf).max(dim=1, keepdim=True)
+    ends = torch.full_like(nodes, -1)
+    for t, (examples, _) in enumerate(found.trace):
+        ends[examples] = t
+    scores = scores + memory.offset.unsqueeze(1)
+    tokens, lengths, *rest = hypotheses(found, batch, ends, nodes, scores, scores)
+    symbols = batch.symbols
+    if symbols.eos is None:
+        return Hypotheses(tokens, lengths, *rest)
+    open_ = (tokens != symbols.eos) & (tokens != symbols.pad)  # [B,1,T]
+    before = open_.long().cumprod(dim=2).sum(dim=2)
+    closed = F.pad(tokens == symbols.eos, (0, 1)).gather(2, before.unsqueeze(2)).squeeze(2)
+    lengths = torch.minimum(lengths, before + closed)
+    steps = torch.arange(tokens.shape[2], device=tokens.device)
+    return Hypotheses(tokens.masked_fill(steps >= lengths.unsqueeze(2), symbols.pad), lengths, *rest)
+
+
+def check_soft(beam: int, keep: int | None, tolerance: float) -> None:
+    """Raise ``InputError`` where fields that the decoder and the objective share make no sense."""
+    if beam < 1:
+        raise InputError(f"beam must be at least 1, not {beam}")
+    if keep is not None and keep < 1:
+        raise InputError(f"keep must be at least 1, not {keep}")
+    if not 0 <= tolerance < 1:
+        raise InputError(f"tolerance must lie in [0, 1), not {tolerance}")

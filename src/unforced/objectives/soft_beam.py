@@ -1,0 +1,126 @@
+"""Training for beam search through its continuous relaxation (Goyal et al. 2018), with local or global scores."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from unforced.costs import Cost, Hamming
+from unforced.decoding.constraints import Constraints
+from unforced.decoding.search import search
+from unforced.decoding.soft_beam import SoftMemory, SoftTop, check_soft
+from unforced.errors import InputError, check_choice
+from unforced.models.protocol import StepDecoder, require, stepping
+from unforced.objectives.cross_entropy import gold_scores
+from unforced.relax import checked_alpha, peaked_softmax
+from unforced.schedules import Exponential, Schedule, at
+from unforced.types import Batch, DecoderState, Loss, Progress
+
+SHARPENING = Exponential(start=1.0, rate=1.5, cap=100.0)
+HAMMING = Hamming()
+
+
+@dataclass(frozen=True)
+class SoftBeam:
+    """The cost of what beam search finds, or the margin by which the gold loses to it, made differentiable.
+
+    ``unforced.decoding.soft_beam`` runs the relaxed search over as many steps as the gold has (and ``beyond`` more where
+    outputs end); its K hypotheses end with scores s_i and accumulated costs D_i. With w = softmax(α s):
+
+    - ``loss = "direct"`` is Σ_i w_i D_i, the cost of the best hypothesis as α grows (CRB Algorithm 3);
+    - ``loss = "hinge"`` is max(0, Σ_i w_i s_i − s(y*)), where costs are added to the scores in the search (CRB section 2.5).
+
+    ``scores`` "local" are log-probabilities, "global" the model's scores as they are. ``alpha`` is a number or a schedule.
+    ``cost`` says what each token costs. ``keep`` is how many continuations of all hypotheses of an example are weighed
+    at a step, at first: more are taken until what is left out has at most ``tolerance`` of the weight in any hypothesis
+    (the metric ``bound`` is the largest such bound, ``kept`` how many were weighed); ``"none"`` always weighs all.
+    ``checkpoint`` keeps only every √T-th step for the backward pass and makes the others again.
+
+    Start from a model trained with cross-entropy or ``self_normalized``: from random weights this learns little. The total
+    is a sum over examples, divided by the number of gold tokens.
+
+    >>> from unforced.objectives.soft_beam import SoftBeam
+    >>> SoftBeam(beam=3, loss="hinge", scores="global").keep
+    64
+    """
+
+    beam: int = 3  # hypotheses
+    alpha: float | Schedule = SHARPENING  # inverse temperature
+    loss: Literal["direct", "hinge"] = "direct"  # what is minimised
+    scores: Literal["local", "global"] = "local"  # log-probabilities, or scores as they are
+    cost: Cost = HAMMING  # what tokens cost
+    keep: int | None = 64  # continuations weighed at a step, at first
+    tolerance: float = 1e-4  # of the weight that those left out may have
+    beyond: int = 0  # steps behind the gold's end, where outputs end
+    checkpoint: bool = False  # whether steps are made again in the backward pass, to save memory
+
+    def __post_init__(self) -> None:
+        check_soft(self.beam, self.keep, self.tolerance)
+        check_choice("loss", self.loss, Literal["direct", "hinge"])
+        check_choice("scores", self.scores, Literal["local", "global"])
+        if self.beyond < 0:
+            raise InputError(f"beyond must be at least 0, not {self.beyond}")
+        if not isinstance(self.alpha, Schedule):
+            checked_alpha(self.alpha)
+
+    def fitted(self, codec: Any) -> SoftBeam:
+        own = getattr(self.cost, "fitted", None)
+        return self if own is None else replace(self, cost=own(codec))
+
+    def schedules(self) -> dict[str, float | Schedule]:
+        """What moves with progress, for pictures."""
+        return {"alpha": self.alpha}
+
+    def __call__(self, model: StepDecoder, batch: Batch, *, progress: Progress, rng: torch.Generator) -> Loss:
+        require(model, "soft_beam", "start", "embed", "embed_mix", "advance", "score")
+        alpha, state = checked_alpha(at(self.alpha, progress)), model.start(batch)
+        steps = batch.mask.sum(dim=1) + (0 if batch.symbols.eos is None else self.beyond)  # [B]
+        end = self.searched(model, batch, state, steps, alpha)
+        weights = peaked_softmax(end.scores.masked_fill(~end.filled, -torch.inf), alpha)  # [B,K]
+        costs = (weights * end.costs).sum(dim=1)
+        losses = costs
+        if self.loss == "hinge":
+            best = (weights * end.scores).sum(dim=1) + end.offset
+            losses = (best - self.gold_score(model, batch, state)).clamp(min=0.0)
+        tokens, examples = batch.mask.sum().float(), torch.tensor(float(len(batch)), device=steps.device)
+        metrics = {
+            "cost": (costs.detach().sum().float(), tokens),
+            "bound": (end.bound.sum().float(), examples),
+            "kept": (end.kept.sum().float(), steps.sum().float()),
+        }
+        return Loss(losses.sum(), tokens, metrics)
+
+    def searched(
+        self, model: StepDecoder, batch: Batch, state: DecoderState, steps: Tensor, alpha: float
+    ) -> SoftMemory:
+        """The relaxed search over ``steps`` [B] of each example."""
+        longest = int(steps.max()) if steps.numel() else 0
+        selector = SoftTop(
+            Constraints.of(batch, kind=self.scores),
+            self.beam,
+            alpha,
+            self.keep,
+            self.tolerance,
+            self.cost,
+            self.cost.prepare(batch, longest),
+            margin=self.loss == "hinge",
+        )
+        if self.checkpoint:
+            stretch = math.isqrt(max(longest - 1, 0)) + 1  # √T, rounded up
+            return search(model, batch, selector, steps, state=state, stretch=stretch).memory
+        with stepping(model):
+            return search(model, batch, selector, steps, state=state).memory
+
+    def gold_score(self, model: StepDecoder, batch: Batch, state: DecoderState) -> Tensor:
+        """s(y*) [B], by feeding the gold."""
+        scores, gold = gold_scores(model, batch, state)
+        scores = scores if scores.dtype == torch.float64 else scores.float()
+        found = scores.gather(1, gold.unsqueeze(1)).squeeze(1)
+        if self.scores == "local":
+            found = found - scores.logsumexp(dim=1)
+        examples = batch.mask.nonzero()[:, 0]
+        return found.new_zeros(len(batch)).index_add(0, examples, found)

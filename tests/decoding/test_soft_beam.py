@@ -1,0 +1,194 @@
+"""The relaxed beam search against hard beam search, and against its own definition."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from small_models import ENDED, FIXED, SOURCES, lstm, make_batch, toy
+
+from unforced import rows
+from unforced.costs import Hamming
+from unforced.decoding.beam import Beam
+from unforced.decoding.constraints import Constraints, limits
+from unforced.decoding.search import HardMove, search, step
+from unforced.decoding.soft_beam import SoftBeam, SoftTop
+from unforced.decoding.soft_top import Offer, all_of, among, best_of, soft_top
+from unforced.errors import InputError
+from unforced.models.transformer import Transformer
+from unforced.relax import soft_top_k
+from unforced.types import Batch, Sizes
+
+HARD = 1e13  # α at which a gap of 3e-6 between two scores decides
+
+
+def transformer(seed: int, vocabulary: int = 5) -> torch.nn.Module:
+    torch.manual_seed(seed)
+    spec = Transformer(width=8, heads=2, encoder_layers=1, decoder_layers=2, feedforward=8, dropout=0.3)
+    model = spec.build(Sizes(target=vocabulary, source=6)).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.5)
+    return model
+
+
+MODELS = pytest.mark.parametrize("build", [toy, lstm, transformer], ids=["toy", "lstm", "transformer"])
+SYMBOLS = pytest.mark.parametrize("symbols", [ENDED, FIXED], ids=["ended", "fixed"])
+
+
+def soft(model, batch: Batch, k: int, alpha: float, kind="local", keep=None, **more):
+    selector = SoftTop(Constraints.of(batch, kind=kind), k, alpha, keep, 1e-12, **more)
+    return search(model.eval(), batch, selector, limits(batch, max_length=more_steps(batch)))
+
+
+def more_steps(batch: Batch) -> int | None:
+    return None if batch.symbols.eos is None else 6
+
+
+def hard(model, batch: Batch, k: int, kind="local"):
+    decoder = Beam(k, length_penalty=0.0, nbest=k, finished="stay", scores=kind, max_length=more_steps(batch))
+    return decoder(model, batch)
+
+
+@MODELS
+@SYMBOLS
+@pytest.mark.parametrize("kind", ["local", "global"])
+@pytest.mark.parametrize(("k", "vocabulary"), [(1, 5), (2, 5), (3, 7), (4, 5), (5, 4), (5, 9)])
+def test_with_large_alpha_it_is_beam_search(build, symbols, kind, k, vocabulary):
+    for seed in range(3):
+        model = build(seed, vocabulary)
+        sources = [[min(x, 5) for x in source] for source in SOURCES]
+        batch = make_batch(sources, symbols)
+        expected = hard(model, batch, k, kind)
+        torch.manual_seed(seed)
+        gold = torch.randint(2, vocabulary, (len(sources), 8))
+        prepared = torch.where(torch.arange(8) < 4, gold, torch.tensor(0))
+        found = soft(model, batch, k, HARD, kind, cost=Hamming(), prepared=prepared)
+        memory = found.memory
+        there = expected.log_probs > -torch.inf
+        assert torch.equal(memory.filled, there)  # V < K leaves places empty
+        scores = memory.scores + memory.offset.unsqueeze(1)
+        torch.testing.assert_close(scores[there], expected.log_probs[there].double(), rtol=1e-6, atol=1e-6)
+
+        steps = limits(batch, max_length=more_steps(batch))
+        tokens = torch.nn.functional.pad(expected.tokens, (0, 8 - expected.tokens.shape[2]))
+        counted = torch.arange(8) < steps.unsqueeze(1)
+        costs = ((tokens != prepared.unsqueeze(1)) & counted.unsqueeze(1)).sum(dim=2).double()
+        torch.testing.assert_close(memory.costs[there], costs[there], rtol=1e-6, atol=1e-6)
+
+        decoded = SoftBeam(k, HARD, kind, keep=None, max_length=more_steps(batch))(model, batch)
+        assert decoded.ids(symbols) == expected.ids(symbols)
+        assert decoded.lengths[:, 0].tolist() == expected.lengths[:, 0].tolist()
+
+
+@pytest.mark.parametrize("build", [lstm, transformer], ids=["lstm", "transformer"])
+def test_the_start_of_the_papers_collapses_the_beam(build):
+    """With K equal hypotheses at score 0 every step selects K copies of one; with a single one at first it does not."""
+    model, batch, k = build(1, 7).eval(), make_batch(SOURCES[1:2], FIXED), 3
+    right = soft(model, batch, k, HARD).memory
+    selector = SoftTop(Constraints.of(batch), k, HARD, None, 0.0)
+    memory = selector.begin(torch.tensor([3]))
+    memory = memory._replace(filled=torch.ones_like(memory.filled))  # all K at score 0
+    state = rows.repeat(model.start(batch), k)
+    move = HardMove(torch.full((1, k), batch.symbols.bos), None, k)
+    for t in range(3):
+        state, (memory, move, _, _) = step(model, selector, t, k, state, move, memory, None)
+    collapsed = memory.scores + memory.offset.unsqueeze(1)
+    assert collapsed.std() < 1e-6  # K copies
+    expected = hard(model, batch, k).log_probs.double()
+    torch.testing.assert_close(right.scores + right.offset.unsqueeze(1), expected, rtol=1e-6, atol=1e-6)
+    assert expected.std() > 0.01
+
+
+@pytest.mark.parametrize("alpha", [0.1, 1.0, 30.0])
+@pytest.mark.parametrize("extra", [False, True])
+def test_all_candidates_weigh_what_the_definition_says(alpha, extra):
+    torch.manual_seed(0)
+    b, k, v = 3, 2, 6
+    so_far, scores = torch.randn(b, k, dtype=torch.float64), torch.randn(b, k, v, dtype=torch.float64)
+    costs = torch.rand(b, v, dtype=torch.float64) if extra else None
+    offer = Offer(
+        so_far, torch.ones(b, k, dtype=torch.bool), scores, costs, torch.tensor([], dtype=torch.long)
+    )
+    table = so_far.unsqueeze(2) + scores + (0 if costs is None else costs.unsqueeze(1))
+    chosen = among(all_of(offer), 3, alpha)
+    torch.testing.assert_close(chosen.log_weights.exp(), soft_top_k(table.flatten(1), 3, alpha))
+    assert chosen.bound.tolist() == [0.0] * b
+
+
+@pytest.mark.parametrize("alpha", [0.3, 1.0, 10.0, 100.0])
+@pytest.mark.parametrize("spread", [0.1, 3.0])
+def test_what_is_left_out_stays_under_the_bound(alpha, spread):
+    torch.manual_seed(1)
+    b, k, v = 4, 3, 500
+    so_far, scores = torch.randn(b, k).double(), spread * torch.randn(b, k, v).double()
+    offer = Offer(so_far, torch.ones(b, k, dtype=torch.bool), scores, None, torch.tensor([0]))
+    ranked = scores.index_fill(2, torch.tensor([0]), -torch.inf)
+    whole = among(all_of(offer), k, alpha).log_weights.exp()
+    for keep in (4, 30, 300):
+        chosen = among(best_of(offer, ranked, keep), k, alpha)
+        kept = chosen.candidates.parents * v + chosen.candidates.tokens
+        left_out = 1 - whole.gather(2, kept.unsqueeze(1).expand(-1, k, -1)).sum(dim=2)
+        assert (left_out <= chosen.bound.unsqueeze(1) + 1e-12).all()
+
+
+def test_the_number_kept_grows_till_the_bound_holds():
+    torch.manual_seed(2)
+    flat, peaked = 0.01 * torch.randn(2, 3, 4000), 8 * torch.randn(2, 3, 4000)
+    runs, none = torch.ones(2, 3, dtype=torch.bool), torch.tensor([], dtype=torch.long)
+    zeros = torch.zeros(2, 3).double()
+
+    def kept(scores, tolerance):
+        chosen = soft_top(Offer(zeros, runs, scores, None, none), 3, 1.0, 16, tolerance)
+        assert float(chosen.bound.max()) <= tolerance
+        return chosen.candidates.scores.shape[1]
+
+    assert kept(flat, 1e-4) == 12000  # nothing stands out: all are weighed
+    assert kept(peaked, 1e-4) < 1000
+    assert kept(peaked, 1e-12) >= kept(peaked, 1e-2)
+
+
+@pytest.mark.parametrize("build", [lstm, transformer], ids=["lstm", "transformer"])
+@SYMBOLS
+def test_batch_mates_and_padding_change_nothing(build, symbols):
+    model = build(4, 7)
+    decoder = SoftBeam(3, 2.0, max_length=more_steps(make_batch(SOURCES, symbols)))
+    together = decoder(model, make_batch(SOURCES, symbols, width=6))
+    for row, source in enumerate(SOURCES):
+        alone = decoder(model, make_batch([source], symbols))
+        n = int(alone.lengths[0, 0])
+        assert int(together.lengths[row, 0]) == n
+        assert torch.equal(together.tokens[row, 0, :n], alone.tokens[0, 0, :n])
+        torch.testing.assert_close(together.scores[row], alone.scores[0], rtol=1e-6, atol=1e-6)
+
+
+def test_min_length_holds_and_outputs_end_at_the_first_end():
+    model = lstm(3, 6)
+    batch = make_batch(SOURCES)
+    for alpha in (0.5, 5.0, HARD):
+        found = SoftBeam(4, alpha, min_length=3, max_length=7)(model, batch)
+        assert (found.lengths >= 3).all()
+        assert all(len(ids) <= 7 and not {0, 1, 2} & set(ids) for ids in found.ids(ENDED))
+
+
+def test_scores_that_are_no_numbers_are_reported():
+    model = lstm(1)
+    with torch.no_grad():
+        model.projection[3] = float("nan")
+    with pytest.raises(InputError, match="NaN or infinite"):
+        SoftBeam()(model, make_batch(SOURCES))
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"beam": 0}, "beam must be at least 1"),
+        ({"alpha": 0.0}, "alpha must be positive"),
+        ({"keep": 0}, "keep must be at least 1"),
+        ({"tolerance": 1.0}, "tolerance must lie in"),
+        ({"scores": "both"}, "scores is local or global"),
+        ({"max_length": 0}, "max_length"),
+    ],
+)
+def test_bad_fields(fields, sentence):
+    with pytest.raises(InputError, match=sentence):
+        SoftBeam(**fields)
