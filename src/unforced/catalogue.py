@@ -16,7 +16,10 @@ CATALOGUE: dict[str, dict[str, str]] = {
         "label_smoothing": "unforced.objectives.label_smoothing:LabelSmoothing",
         "scheduled_sampling": "unforced.objectives.scheduled_sampling:ScheduledSampling",
         "parallel_scheduled_sampling": "unforced.objectives.parallel_scheduled_sampling:ParallelScheduledSampling",
+        "self_normalized": "unforced.objectives.self_normalized:SelfNormalized",
         "soft_beam": "unforced.objectives.soft_beam:SoftBeam",
+        "beam_search_optimization": "unforced.objectives.beam_search_optimization:BeamSearchOptimization",
+        "minimum_risk": "unforced.objectives.minimum_risk:MinimumRisk",
     },
     "models": {
         "lstm": "unforced.models.lstm:LSTM",

@@ -10,6 +10,7 @@ import sys
 import textwrap
 import tokenize
 import types
+from collections.abc import Callable
 from dataclasses import is_dataclass
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -117,4 +118,6 @@ def spell(hint: Any, named: Named) -> str:
         return " | ".join(dict.fromkeys(spell(option, named) for option in get_args(hint)))
     if hint is type(None):
         return "None"
+    if get_origin(hint) is Callable:
+        return "function"
     return hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint)

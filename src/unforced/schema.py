@@ -4,7 +4,8 @@ A dataclass is its own schema: ``build`` makes one from a mapping and refuses wh
 ``to_mapping`` undoes that, and ``unforced.describe`` lists the fields for people and programs.
 
 Fields may be bool, int, float, str, ``Literal``, ``X | None``, tuples, ``dict[str, X]``, other dataclasses, and types
-whose classes go by name: ``named(type)`` gives those classes by name, and the mapping's ``name`` key picks one.
+whose classes go by name: ``named(type)`` gives those classes by name, and the mapping's ``name`` key picks one. Functions
+can be given in Python alone.
 In a file, which has no null, the word "none" stands for None in fields that may be None.
 """
 
@@ -112,6 +113,10 @@ def convert(hint: Any, value: Any, where: str, named: Named = nobody) -> Any:
         return {str(key): convert(args[1], v, join(where, key), named) for key, v in value.items()}
     if is_dataclass(hint) and isinstance(hint, type):
         return build(hint, value, where, named)
+    if origin is Callable:
+        if callable(value):
+            return value
+        raise InputError(f"{where}: expected {expected(hint, named)}, not {show(value)}")
     if hint not in PLAIN:
         raise TypeError(f"{where}: a field of type {hint} can't be read from plain data")
     if type(value) is hint and value == value:  # a bool is no int here, and NaN no number
@@ -214,6 +219,10 @@ def to_plain(value: Any, hint: Any, named: Named = nobody) -> Any:
         return [to_plain(item, inner, named) for item in value]
     if isinstance(value, Mapping):
         return {key: to_plain(item, args[1] if args else Any, named) for key, item in value.items()}
+    if callable(value):
+        return getattr(
+            value, "__qualname__", type(value).__qualname__
+        )  # for the record: it can't be read back
     kinds = {hint, *(args if get_origin(hint) is not Literal else ())}
     return float(value) if type(value) is int and float in kinds and int not in kinds else value
 
@@ -280,5 +289,7 @@ def expected(hint: Any, named: Named = nobody) -> str:
         return f"a list of {len(args)} values"
     if hint is type(None):
         return '"none"'
+    if origin is Callable:
+        return "a function (in Python)"
     classes = named(hint)
     return "a table" if classes is None else f"a table with a name ({', '.join(classes)})"

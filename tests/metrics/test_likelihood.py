@@ -18,7 +18,7 @@ from unforced.types import Example
 
 def test_perplexity_of_a_fair_die_is_its_number_of_faces() -> None:
     metric = Perplexity()
-    rows = metric.likelihood_statistics([(n * np.log(6), n) for n in (1, 4, 2)])
+    rows = metric.likelihood_statistics([(n * np.log(6), n, 0.0, 0.0) for n in (1, 4, 2)])
     assert float(metric.score(rows.sum(axis=0))) == pytest.approx(6)
     assert metric.score(rows) == pytest.approx([6, 6, 6])
 

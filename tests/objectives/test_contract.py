@@ -35,6 +35,12 @@ TABLE: dict[str, list[dict[str, Any]]] = {
         {"p": 1.0, "passes": 2, "pick": "argmax"},
         {"p": 0.0},
     ],
+    "self_normalized": [{"strength": 0.1}, {"strength": 0.0}],
+    "beam_search_optimization": [{"beam": 3}, {"beam": 2, "scores": "local", "beyond": 1}],
+    "minimum_risk": [
+        {"samples": 4, "alpha": 0.5, "max_length": 4},
+        {"samples": 3, "alpha": 1.0, "gold": False, "cost": "edit", "max_length": 3},
+    ],
     "soft_beam": [
         {"alpha": 2.0},
         {"beam": 2, "alpha": 1.0, "loss": "hinge", "scores": "global"},
@@ -46,6 +52,7 @@ ROWS = [pytest.param(name, fields, id=f"{name}-{fields}") for name, rows in TABL
 # configurations that feed gold and score against gold alone must be cross-entropy, bit for bit
 GOLD_ONLY = [
     ("label_smoothing", {"smoothing": 0.0}),
+    ("self_normalized", {"strength": 0.0}),
     ("scheduled_sampling", {"feed": "argmax", "mixing": 1.0}),
     ("scheduled_sampling", {"feed": "soft_sample", "mixing": 1.0}),
     ("parallel_scheduled_sampling", {"p": 0.0}),

@@ -110,9 +110,9 @@ class SoftTop:
             x[:, :before] for x in (memory.scores, memory.running, memory.ended, memory.filled)
         )
         scores = scores if scores.dtype == torch.float64 else scores.float()
-        so_far = s + running
         if self.constraints.kind == "local":
-            so_far = so_far - scores.logsumexp(dim=2)
+            scores = scores.log_softmax(dim=2)
+        so_far = s + running
         extra = None
         if self.margin and self.cost is not None and now is not None:
             extra = self.cost(now, torch.arange(v, device=scores.device).expand(len(scores), v))

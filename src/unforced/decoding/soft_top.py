@@ -102,7 +102,7 @@ def best_of(offer: Offer, ranked: Tensor, count: int) -> Candidates:
     dtype = _precision(offer.scores, count)
     with torch.no_grad():
         so_far = offer.so_far.to(ranked.dtype).masked_fill(~offer.runs, -torch.inf)
-        values, parents, tokens = top_continuations(ranked, so_far, count)
+        values, parents, tokens = top_continuations(ranked, so_far, count, ties=False)
         there = values > -torch.inf
     found = offer.so_far.to(dtype).gather(1, parents) + offer.scores.flatten(1).gather(
         1, parents * v + tokens

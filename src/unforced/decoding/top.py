@@ -10,10 +10,11 @@ BLOCK = 64
 SMALL = 80_000  # up to this many scores one plain selection is the fastest
 
 
-def top(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def top(scores: Tensor, count: int, *, ties: bool = True) -> tuple[Tensor, Tensor]:
     """The ``count`` largest of each row [B,N] and their indices, in order, the lower index first where they tie.
 
-    Where N < count the rest is −inf with index 0. (Where entries of −inf are reached, their order is arbitrary.)
+    Where N < count the rest is −inf with index 0. (Where entries of −inf are reached, their order is arbitrary.) Without
+    ``ties`` any of those that tie may come first, which saves a look at them.
 
     >>> top(torch.tensor([[1.0, 3.0, 3.0, 2.0]]), 3)
     (tensor([[3., 3., 2.]]), tensor([[1, 2, 3]]))
@@ -23,7 +24,7 @@ def top(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
         min(count + 1, n), dim=1
     )  # one more than asked for: it shows a tie at the edge
     tied = values[:, 1:] == values[:, :-1]
-    if tied.any() and (tied & (values[:, 1:] > -torch.inf)).any():
+    if ties and tied.any() and (tied & (values[:, 1:] > -torch.inf)).any():
         values, indices = scores.sort(dim=1, descending=True, stable=True)
     if n < count:
         values = F.pad(values, (0, count - n), value=-torch.inf)
@@ -31,7 +32,9 @@ def top(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return values[:, :count], indices[:, :count]
 
 
-def top_continuations(token_scores: Tensor, so_far: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+def top_continuations(
+    token_scores: Tensor, so_far: Tensor, count: int, *, ties: bool = True
+) -> tuple[Tensor, Tensor, Tensor]:
     """The best ``count`` of s̃[b,i,w] = so_far[b,i] + token_scores[b,i,w] over i and w: CRB Algorithm 1, lines 5 to 7.
 
     ``token_scores`` is [B,K,V], ``so_far`` [B,K]; the result is values, hypotheses i and tokens w, [B,count] each.
@@ -41,13 +44,13 @@ def top_continuations(token_scores: Tensor, so_far: Tensor, count: int) -> tuple
     """
     k, v = token_scores.shape[1:]
     if token_scores.numel() <= SMALL or k * v <= 2 * count * BLOCK:
-        values, chosen = top((token_scores + so_far.unsqueeze(2)).flatten(1), count)
+        values, chosen = top((token_scores + so_far.unsqueeze(2)).flatten(1), count, ties=ties)
         return values, *_divide(chosen, v)
     whole = v // BLOCK * BLOCK
     maxima = token_scores[:, :, :whole].unflatten(2, (-1, BLOCK)).amax(dim=3)
     if whole < v:
         maxima = torch.cat([maxima, token_scores[:, :, whole:].amax(dim=2, keepdim=True)], dim=2)
-    best = top((maxima + so_far.unsqueeze(2)).flatten(1), count)[1]
+    best = top((maxima + so_far.unsqueeze(2)).flatten(1), count, ties=ties)[1]
     best = best.sort(dim=1).values  # so that the order of the gathered scores is that of their indices
     parents, blocks = _divide(best, maxima.shape[2])
     tokens = (blocks * BLOCK).unsqueeze(2) + torch.arange(BLOCK, device=best.device)  # [B,count,BLOCK]
@@ -58,7 +61,7 @@ def top_continuations(token_scores: Tensor, so_far: Tensor, count: int) -> tuple
     )
     if whole < v:
         values = values.masked_fill(tokens >= v, -torch.inf)
-    values, chosen = top(values.flatten(1), count)
+    values, chosen = top(values.flatten(1), count, ties=ties)
     return values, *_divide(flat.gather(1, chosen), v)
 
 

@@ -1,4 +1,4 @@
-"""Metrics of the model itself, for tasks whose outputs have nothing to be compared with."""
+"""Metrics of the model itself: what it makes of the gold answers, whatever its outputs are."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from unforced.metrics.protocol import LikelihoodMetric, LikelihoodRow
+
 
 class _OfLikelihoods:
     """Per-example statistics of what a model makes of the answers: −log p, tokens, and 1."""
 
-    def likelihood_statistics(self, likelihoods: Sequence[tuple[float, int]]) -> np.ndarray:
-        """Pairs (−log p(example), tokens) -> [N,3]."""
-        pairs = np.asarray(likelihoods, dtype=np.float64).reshape(len(likelihoods), 2)
-        return np.concatenate([pairs, np.ones((len(pairs), 1))], axis=1)
+    def likelihood_statistics(self, likelihoods: Sequence[LikelihoodRow]) -> np.ndarray:
+        """[N,3]."""
+        rows = _table(likelihoods)
+        return np.concatenate([rows[:, :2], np.ones((len(rows), 1))], axis=1)
 
 
 @dataclass
@@ -22,7 +24,7 @@ class Perplexity(_OfLikelihoods):
     """exp(Σ −log p(example) / Σ tokens), the end symbol counted as a token.
 
     >>> metric = Perplexity()
-    >>> rows = metric.likelihood_statistics([(2.0, 1), (1.0, 2)])
+    >>> rows = metric.likelihood_statistics([(2.0, 1, 0.0, 0.0), (1.0, 2, 0.0, 0.0)])
     >>> round(float(metric.score(rows.sum(axis=0))), 4)
     2.7183
     """
@@ -42,7 +44,8 @@ class SequenceNLL(_OfLikelihoods):
     """Σ −log p(example) / N in nats: comparable with the entropy of the distribution the examples come from.
 
     >>> metric = SequenceNLL()
-    >>> float(metric.score(metric.likelihood_statistics([(2.0, 1), (1.0, 2)]).sum(axis=0)))
+    >>> rows = metric.likelihood_statistics([(2.0, 1, 0.0, 0.0), (1.0, 2, 0.0, 0.0)])
+    >>> float(metric.score(rows.sum(axis=0)))
     1.5
     """
 
@@ -54,3 +57,62 @@ class SequenceNLL(_OfLikelihoods):
 
     def signature(self) -> str:
         return "negative log-likelihood per sequence in nats, teacher-forced"
+
+
+class _OfLogZ:
+    """Per-example statistics of the log normalisers of the model's scores: tokens, Σ_t log Z_t and Σ_t (log Z_t)²."""
+
+    def likelihood_statistics(self, likelihoods: Sequence[LikelihoodRow]) -> np.ndarray:
+        """[N,3]."""
+        return _table(likelihoods)[:, 1:]
+
+
+@dataclass
+class LogZMean(_OfLogZ):
+    """Σ log Z_t / Σ tokens; 0 where scores are log-probabilities already, so near 0 is best, on either side.
+
+    >>> metric = LogZMean()
+    >>> rows = metric.likelihood_statistics([(0.0, 1, 5.0, 25.0), (0.0, 2, 4.0, 10.0)])  # log Z: 5; 1 and 3
+    >>> float(metric.score(rows.sum(axis=0)))
+    3.0
+    """
+
+    name: str = "log_z_mean"
+    higher_is_better: bool = field(default=False, init=False)
+
+    def score(self, sums: np.ndarray) -> np.ndarray:
+        return sums[..., 1] / np.maximum(sums[..., 0], 1)
+
+    def signature(self) -> str:
+        return "mean over tokens of the log normaliser of the model's scores, teacher-forced; near 0 is best"
+
+
+@dataclass
+class LogZVariance(_OfLogZ):
+    """Σ (log Z_t)² / Σ tokens less the square of the mean.
+
+    >>> metric = LogZVariance()
+    >>> rows = metric.likelihood_statistics([(0.0, 1, 5.0, 25.0), (0.0, 2, 4.0, 10.0)])  # log Z: 5; 1 and 3
+    >>> round(float(metric.score(rows.sum(axis=0))), 4)
+    2.6667
+    """
+
+    name: str = "log_z_variance"
+    higher_is_better: bool = field(default=False, init=False)
+
+    def score(self, sums: np.ndarray) -> np.ndarray:
+        tokens = np.maximum(sums[..., 0], 1)
+        return np.maximum(sums[..., 2] / tokens - (sums[..., 1] / tokens) ** 2, 0)
+
+    def signature(self) -> str:
+        return "variance over tokens of the log normaliser of the model's scores, teacher-forced"
+
+
+def log_z_metrics(wanted: bool = True) -> tuple[LikelihoodMetric, ...]:
+    """The mean and variance of log Z, or nothing: what a task with the option ``log_z`` puts behind its own metrics."""
+    return (LogZMean(), LogZVariance()) if wanted else ()
+
+
+def _table(likelihoods: Sequence[LikelihoodRow]) -> np.ndarray:
+    """[N,4] float64."""
+    return np.asarray(likelihoods, dtype=np.float64).reshape(len(likelihoods), 4)

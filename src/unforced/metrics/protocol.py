@@ -11,6 +11,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+LikelihoodRow = tuple[float, int, float, float]  # −log p(gold), tokens, Σ_t log Z_t, Σ_t (log Z_t)²
+
 
 @runtime_checkable
 class Metric(Protocol):
@@ -37,8 +39,11 @@ class LikelihoodMetric(Protocol):
     name: str
     higher_is_better: bool
 
-    def likelihood_statistics(self, likelihoods: Sequence[tuple[float, int]]) -> np.ndarray:
-        """A pair (−log p(gold), tokens) for each example -> [N,D] float64."""
+    def likelihood_statistics(self, likelihoods: Sequence[LikelihoodRow]) -> np.ndarray:
+        """A row (−log p(gold), tokens, Σ_t log Z_t, Σ_t (log Z_t)²) for each example -> [N,D] float64.
+
+        log Z_t is the log of the sum over the vocabulary of exp(score), with gold tokens fed.
+        """
         ...
 
     def score(self, sums: np.ndarray) -> np.ndarray: ...

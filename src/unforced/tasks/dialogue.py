@@ -47,7 +47,7 @@ class Dialogue(TextTask):
         )
         return self.choose(split, pairs, dropped)
 
-    def metrics(self) -> tuple[Metric, ...]:
+    def output_metrics(self) -> tuple[Metric, ...]:
         return (Bleu(tokenize="none"),)
 
 

@@ -113,7 +113,7 @@ class Pairs(TextTask):
                 reason = "not held out" if part == "train" else f"held out for {part}"
                 dropped[reason] = dropped.get(reason, 0) + 1
 
-    def metrics(self) -> tuple[Metric, ...]:
+    def output_metrics(self) -> tuple[Metric, ...]:
         chosen: list[Metric] = []
         for measure in self.measures:
             match measure:

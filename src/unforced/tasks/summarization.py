@@ -32,5 +32,5 @@ class Summarization(TextTask):
         )
         return self.choose(split, pairs, dropped)
 
-    def metrics(self) -> tuple[Metric, ...]:
+    def output_metrics(self) -> tuple[Metric, ...]:
         return Rouge("L"), Rouge("1"), Rouge("2")

@@ -11,7 +11,8 @@ from typing import Any, Literal, NamedTuple
 
 from unforced.errors import InputError
 from unforced.metrics.accuracy import TokenAccuracy
-from unforced.metrics.protocol import Metric
+from unforced.metrics.likelihood import log_z_metrics
+from unforced.metrics.protocol import LikelihoodMetric, Metric
 from unforced.metrics.tagging import EntityF1, first_fault, is_iob
 from unforced.tasks.files import Sentence, count, named, read_conll
 from unforced.tasks.locate import find
@@ -89,6 +90,7 @@ class Tagging:
     test_limit: int | None = None
     metric: Literal["auto", "f1", "accuracy"] = "auto"
     unseen_tags: Literal["auto", "error", "wrong"] = "auto"
+    log_z: bool = False  # also report the mean and variance of log Z
 
     def __post_init__(self) -> None:
         for name in ("min_count", "size", "longest", "train_limit", "dev_limit", "test_limit"):
@@ -196,8 +198,9 @@ class Tagging:
     def codec(self, data: dict[str, Any]) -> TagCodec:
         return TagCodec.from_json(data)
 
-    def metrics(self) -> tuple[Metric, ...]:
-        return (EntityF1(),) if self.chosen_metric() == "f1" else (TokenAccuracy(),)
+    def metrics(self) -> tuple[Metric | LikelihoodMetric, ...]:
+        metric = EntityF1() if self.chosen_metric() == "f1" else TokenAccuracy()
+        return (metric, *log_z_metrics(self.log_z))
 
 
 def coarse(tag: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,6 +11,8 @@ from typing import Any
 import numpy as np
 
 from unforced.errors import InputError
+from unforced.metrics.likelihood import log_z_metrics
+from unforced.metrics.protocol import LikelihoodMetric, Metric
 from unforced.tasks.collate import collate
 from unforced.tasks.files import count
 from unforced.tasks.protocol import Split
@@ -100,7 +103,7 @@ class PairCodec:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextTask:
+class TextTask(ABC):
     """The options all text-to-text tasks have.
 
     Lengths are counted in white-space separated words, or in characters where the tokens are characters.
@@ -119,6 +122,7 @@ class TextTask:
     train_limit: int | None = None  # take only the first so many training examples
     dev_limit: int | None = None  # the same for development
     test_limit: int | None = None  # the same for test
+    log_z: bool = False  # also report the mean and variance of log Z
 
     def __post_init__(self) -> None:
         for name in (
@@ -146,6 +150,14 @@ class TextTask:
 
     def codec(self, data: dict[str, Any]) -> PairCodec:
         return PairCodec.from_json(data)
+
+    @abstractmethod
+    def output_metrics(self) -> tuple[Metric, ...]:
+        """How the task judges outputs."""
+
+    def metrics(self) -> tuple[Metric | LikelihoodMetric, ...]:
+        """How outputs are judged and, behind that, what ``log_z`` asks for."""
+        return (*self.output_metrics(), *log_z_metrics(self.log_z))
 
     def choose(self, split: Split, pairs: Iterable[tuple[str, str]], dropped: dict[str, int]) -> Examples:
         """The pairs of a split as examples; empty ones and, for training, long ones are dropped and counted."""

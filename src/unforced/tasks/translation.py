@@ -38,5 +38,5 @@ class Translation(TextTask):
             return self.choose(split, ((german, english) for _, (german, english) in rows), dropped)
         return self.choose(split, ((english, german) for _, (german, english) in rows), dropped)
 
-    def metrics(self) -> tuple[Metric, ...]:
+    def output_metrics(self) -> tuple[Metric, ...]:
         return (Bleu(tokenize="13a" if self.variant == "raw" else "none"),)

@@ -20,7 +20,7 @@ from unforced.metrics.protocol import LikelihoodMetric
 from unforced.tasks.protocol import Codec, FittedTask
 from unforced.training.batching import source_length
 from unforced.training.display import Display
-from unforced.training.likelihood import gold_likelihoods
+from unforced.training.likelihood import Likelihood, gold_likelihoods
 from unforced.training.randomness import generator
 from unforced.training.records import RunFolder
 from unforced.types import Example
@@ -134,12 +134,14 @@ def evaluate(
     seconds = time.perf_counter() - began
     outputs = [fitted.codec.decode(each.ids) for each in found]
     answers = [example.answers for example in examples]
+    gold: list[Likelihood] = []
+    if any(isinstance(metric, LikelihoodMetric) for metric in metrics):
+        gold = list(gold_likelihoods(model, fitted, examples, batch_rows=batch_rows, share=share))
+        gold = sorted(gather_object(gold) if share[1] > 1 else gold)
     statistics = {}
     for metric in metrics:
         if isinstance(metric, LikelihoodMetric):
-            gold = list(gold_likelihoods(model, fitted, examples, batch_rows=batch_rows, share=share))
-            gold = sorted(gather_object(gold) if share[1] > 1 else gold)
-            rows = metric.likelihood_statistics([(each.nll, each.tokens) for each in gold])
+            rows = metric.likelihood_statistics([each.row for each in gold])
         else:
             rows = metric.statistics(outputs, answers)
         statistics[metric.name] = rows

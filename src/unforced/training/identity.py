@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import json
 import platform
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -63,7 +64,7 @@ def facts(
     return {
         "seed": seed,
         "world": world,
-        "objective": repr(objective) if is_dataclass(objective) else type(objective).__qualname__,
+        "objective": _spelled(objective) if is_dataclass(objective) else type(objective).__qualname__,
         "model": f"{type(model).__name__} {digest(shapes)}",
         "vocabulary": digest(codec.to_json()),
         "sizes": str(tuple(codec.sizes)),
@@ -74,6 +75,11 @@ def facts(
             if field.name not in FREE
         },
     }
+
+
+def _spelled(objective: Any) -> str:
+    """Its repr, without the addresses of functions among its fields: they differ from process to process."""
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(objective))
 
 
 def _plain(value: Any) -> Any:

@@ -1,0 +1,257 @@
+"""Minimum risk training (Shen et al. 2016): the expected cost of whole outputs, over samples of the model's own."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from rapidfuzz.distance import Levenshtein
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from unforced import rows
+from unforced.decoding.constraints import Constraints, limits
+from unforced.decoding.greedy import OneToken, singles
+from unforced.decoding.sampling import Sample
+from unforced.decoding.search import search
+from unforced.errors import InputError, check_choice
+from unforced.masking import length_mask, masked_log_softmax
+from unforced.models.protocol import StepDecoder, require
+from unforced.objectives._feeding import asking
+from unforced.relax import checked_alpha
+from unforced.schedules import Schedule, at
+from unforced.types import Batch, DecoderState, Loss, Progress, Symbols
+
+Kind = Literal["hamming", "edit", "bleu"]
+END = -1  # stands behind the end of an output, where it is compared
+CHUNK = 2048  # tokens that are projected together: more would only cost memory
+ORDER = 4  # of BLEU's n-grams
+
+
+@dataclass(frozen=True)
+class MinimumRisk:
+    """Σ_{y ∈ S} Q(y) Δ(y, y*), the expected cost of an example's output among its candidates S, where
+
+        Q(y) = p(y | x)^α / Σ_{y' ∈ S} p(y' | x)^α
+
+    S is a set: the ``samples`` outputs drawn from the model, each once however often it was drawn, and the gold y* unless
+    ``gold`` is off (Algorithm 1 of the paper). They are drawn without gradient, token by token, at a ``temperature``; the
+    gradient goes through Q, and so to the encoder too. ``alpha`` is a number or a schedule; as it tends to 0 all candidates
+    weigh the same, and with α = 1 and all outputs in S the loss is the model's true expected cost. p is the model's own,
+    with nothing renormalised for tokens that can't be emitted.
+
+    ``cost`` is Δ, of two outputs without their end symbols:
+
+    - ``hamming``: the number of positions at which they differ, among them those that only the longer one has;
+    - ``edit``: the number of insertions, deletions and substitutions between them;
+    - ``bleu``: 1 − BLEU-4 of the token ids, smoothed for single sentences as sacreBLEU does, so between 0 and 1;
+    - or, in Python, a function of the user's own: ``cost(output, gold)`` of two lists of token ids.
+
+    Samples end with EOS or at ``max_length`` (the decoders' limit if None); one that is cut there has no EOS, and p is that
+    of its tokens. Where lengths are fixed, samples have the gold's. ``dropout`` says whether it is on while they are drawn;
+    the encoder's output is that of the training pass in any case, since sources are encoded once.
+
+    ``mix`` adds so much of the gold's cross-entropy, as a mean over each example's tokens. The total is a sum over examples
+    and is divided by their number. Metrics are the expected cost (``cost``), the mean cost of all samples, repeated ones
+    too (``sampled_cost``), the number of ``candidates``, and the gold's ``nll`` where the gold is scored anyway.
+
+    Start from a model trained with cross-entropy: samples of an untrained one are all equally bad.
+
+    >>> from unforced.objectives.minimum_risk import MinimumRisk
+    >>> MinimumRisk(samples=50, cost="bleu").alpha
+    0.005
+    """
+
+    samples: int = 20  # outputs drawn for each example
+    alpha: float | Schedule = 0.005  # sharpness of Q
+    gold: bool = True  # whether the gold is a candidate
+    cost: Kind | Callable[[list[int], list[int]], float] = "hamming"  # what an output costs, given the gold
+    temperature: float = 1.0  # of the draw
+    max_length: int | None = None  # of samples, EOS included
+    mix: float = 0.0  # weight of the cross-entropy that is added
+    dropout: bool = False  # whether it is on while samples are drawn
+
+    def __post_init__(self) -> None:
+        self.sampler()  # complains of samples, temperature and max_length
+        if not isinstance(self.alpha, Schedule):
+            checked_alpha(self.alpha)
+        if not callable(self.cost):
+            check_choice("cost", self.cost, Kind)
+        if not self.gold and self.samples < 2:
+            raise InputError(
+                "samples must be at least 2 without the gold: a lone candidate has nothing to lose to"
+            )
+        if not 0 <= self.mix < float("inf"):
+            raise InputError(f"mix must be a number from 0 on, not {self.mix}")
+
+    def sampler(self) -> Sample:
+        return Sample(temperature=self.temperature, samples=self.samples, max_length=self.max_length)
+
+    def schedules(self) -> dict[str, float | Schedule]:
+        """What moves with progress, for pictures."""
+        return {"alpha": self.alpha}
+
+    def __call__(self, model: StepDecoder, batch: Batch, *, progress: Progress, rng: torch.Generator) -> Loss:
+        require(model, "minimum_risk", "start", "embed", "advance", "score")
+        alpha, state = checked_alpha(at(self.alpha, progress)), model.start(batch)
+        outputs = self.outputs(model, batch, state, rng)  # [B,N,T], N = 1 + samples: the gold first
+        first = first_equal(outputs)  # [B,N]
+        members = first if self.gold else first[:, 1:]
+        candidates = torch.zeros_like(first, dtype=torch.bool).scatter(1, members, True)  # S: [B,N]
+        scored = candidates.clone()
+        scored[:, 0] |= self.mix > 0
+        examples = scored.nonzero()[:, 0]  # [R]
+        log_probs = spread(
+            output_log_probs(model, state, examples, outputs[scored], batch.symbols), scored
+        )  # [B,N]
+        costs = self.costs(outputs, scored, batch.symbols).to(log_probs.dtype)  # [B,N]
+        weights = masked_log_softmax(alpha * log_probs, candidates).exp()  # Q
+        risk = (weights * costs).sum(dim=1)  # [B]
+
+        count = torch.tensor(float(len(batch)), device=first.device)
+        drawn = costs.gather(1, first[:, 1:])
+        metrics = {
+            "cost": (risk.detach().sum().float(), count),
+            "sampled_cost": (drawn.sum().float(), count * self.samples),
+            "candidates": (candidates.sum().float(), count),
+        }
+        total = risk.sum()
+        if self.gold or self.mix > 0:
+            nll, tokens = -log_probs[:, 0], batch.mask.sum(dim=1)  # [B]
+            metrics["nll"] = (nll.detach().sum().float(), tokens.sum().float())
+            if self.mix > 0:
+                total = total + self.mix * (nll / tokens.clamp(min=1)).sum()
+        return Loss(total, count, metrics)
+
+    def outputs(self, model: StepDecoder, batch: Batch, state: DecoderState, rng: torch.Generator) -> Tensor:
+        """The gold and then the samples of each example: [B,1 + samples,T], ``END`` behind their ends."""
+        sampler, steps = self.sampler(), limits(batch, max_length=self.max_length)
+        selector = OneToken(Constraints.of(batch), sampler.pick, sampler.keys(batch, rng))
+        with asking(model, self.dropout):
+            found = search(model, batch, selector, steps, copies=self.samples, state=state)
+        samples = singles(found, batch)
+        there = length_mask(samples.lengths, samples.tokens.shape[2])
+        gold = batch.gold.masked_fill(~batch.mask, END).unsqueeze(1)  # [B,1,T]
+        drawn = samples.tokens.masked_fill(~there, END)
+        width = max(gold.shape[2], drawn.shape[2])
+        wide = [F.pad(some, (0, width - some.shape[2]), value=END) for some in (gold, drawn)]
+        return torch.cat(wide, dim=1)
+
+    def costs(self, outputs: Tensor, where: Tensor, symbols: Symbols) -> Tensor:
+        """What the outputs [B,N,T] cost, the first of each example being the gold; [B,N], right where ``where`` says."""
+        if symbols.eos is not None:
+            outputs = outputs.masked_fill(outputs == symbols.eos, END)
+        if self.cost == "hamming":
+            return (outputs != outputs[:, :1]).sum(dim=2)
+        judges = [self.judge(gold) for gold in as_lists(outputs[:, 0])]
+        found = [
+            float(judges[example](output))
+            for example, output in zip(where.nonzero()[:, 0].tolist(), as_lists(outputs[where]))
+        ]
+        for value in found:
+            if not math.isfinite(value):
+                raise InputError(f"cost must give finite numbers, but gave {value}")
+        return spread(torch.tensor(found, dtype=torch.float64, device=where.device), where)
+
+    def judge(self, gold: list[int]) -> Callable[[list[int]], float]:
+        """The cost of an output, given the gold."""
+        if callable(self.cost):
+            own = self.cost
+            return lambda output: own(output, gold)
+        return partial(Levenshtein.distance, gold) if self.cost == "edit" else bleu_cost(gold)
+
+
+def first_equal(outputs: Tensor) -> Tensor:
+    """The number of the first output that is the same as each, among those of its example: [B,N,T] -> [B,N].
+
+    >>> first_equal(torch.tensor([[[3, 2], [4, 2], [3, 2], [4, 2]]]))
+    tensor([[0, 1, 0, 1]])
+    """
+    same = (outputs.unsqueeze(2) == outputs.unsqueeze(1)).all(dim=3)  # [B,N,N]
+    return same.int().argmax(dim=2)
+
+
+def output_log_probs(
+    model: StepDecoder, state: DecoderState, examples: Tensor, outputs: Tensor, symbols: Symbols
+) -> Tensor:
+    """log p(y | x) [R] of outputs [R,T] with ``END`` behind their ends, each of the example ``examples[r]`` of ``state``.
+
+    Outputs of up to 1, 2, 4, 8 … tokens are fed together, so that a few long ones don't make all the others long.
+    """
+    lengths = (outputs != END).sum(dim=1)
+    sizes = torch.tensor([(max(n, 1) - 1).bit_length() for n in lengths.tolist()])
+    order, found = [], []
+    for size in sizes.unique().tolist():
+        some = (sizes == size).nonzero().squeeze(1).to(outputs.device)
+        mask = length_mask(lengths[some], max(1, int(lengths[some].max())))
+        fed = Batch.of_gold(outputs[some, : mask.shape[1]].masked_fill(~mask, symbols.pad), mask, symbols)
+        features, _ = model.advance(rows.keep(state, examples[some]), model.embed(fed.prefix))
+        found.append(spread(token_log_probs(model, features[mask], fed.gold[mask]), mask).sum(dim=1))
+        order.append(some)
+    return torch.cat(found)[torch.cat(order).argsort()]
+
+
+def token_log_probs(model: StepDecoder, features: Tensor, tokens: Tensor) -> Tensor:
+    """log p [M] of tokens [M] at features [M,H], in float32 at least.
+
+    Where there are many, some are projected at a time, and once more in the backward pass: the scores of all never exist
+    together, which for twenty candidates and a large vocabulary would be gigabytes.
+    """
+
+    def some(features: Tensor, tokens: Tensor) -> Tensor:
+        scores = model.score(features)
+        scores = scores if scores.dtype == torch.float64 else scores.float()
+        return -F.cross_entropy(scores, tokens, reduction="none")
+
+    if len(tokens) <= CHUNK:
+        return some(features, tokens)
+    pieces = zip(features.split(CHUNK), tokens.split(CHUNK))
+    return torch.cat([checkpoint(some, *piece, use_reentrant=False) for piece in pieces])
+
+
+def spread(values: Tensor, where: Tensor) -> Tensor:
+    """The values, in order, where ``where`` holds, and zeros elsewhere."""
+    return values.new_zeros(where.shape).masked_scatter(where, values)
+
+
+def as_lists(outputs: Tensor) -> list[list[int]]:
+    """[R,T] with ``END`` behind their ends -> lists of tokens."""
+    lengths = (outputs != END).sum(dim=1).tolist()
+    return [row[:length] for row, length in zip(outputs.tolist(), lengths)]
+
+
+def bleu_cost(gold: list[int]) -> Callable[[list[int]], float]:
+    """1 − BLEU of outputs against this gold, as sacreBLEU's ``sentence_bleu`` has it: orders of which the output has no
+    n-gram don't count, and the k-th order without a hit counts as ½ᵏ hits. An output that is the gold costs nothing.
+
+    >>> cost = bleu_cost([5, 6, 7, 8])
+    >>> cost([5, 6, 7, 8]), cost([9]), round(cost([5, 6, 7]), 3)
+    (0.0, 1.0, 0.283)
+    """
+    wanted = [ngrams(gold, order) for order in range(1, ORDER + 1)]
+
+    def cost(output: list[int]) -> float:
+        if output == gold:
+            return 0.0
+        logs, missed = [], 0
+        for order, want in enumerate(wanted[: len(output)], start=1):
+            hits = sum(min(n, want[gram]) for gram, n in ngrams(output, order).items() if gram in want)
+            if not hits:
+                missed += 1
+            logs.append(math.log((hits or 0.5**missed) / (len(output) - order + 1)))
+        if not logs or missed == len(logs):
+            return 1.0
+        brevity = min(0.0, 1 - len(gold) / len(output))
+        return 1 - math.exp(brevity + sum(logs) / len(logs))
+
+    return cost
+
+
+def ngrams(tokens: list[int], order: int) -> Counter[tuple[int, ...]]:
+    return Counter(zip(*(tokens[start:] for start in range(order))))

@@ -1,0 +1,52 @@
+"""Cross-entropy that pulls the log normaliser to zero, so that raw scores nearly are log-probabilities."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from unforced.errors import InputError
+from unforced.models.protocol import StepDecoder
+from unforced.objectives.cross_entropy import gold_scores, token_metrics
+from unforced.types import Batch, Loss, Progress
+
+
+@dataclass(frozen=True)
+class SelfNormalized:
+    """Σ_t [−log p(y*_t | y*_<t, x) + λ (log Z_t)²] with log Z_t = log Σ_w exp(score_w) over the whole vocabulary.
+
+    This is section 5.3.1 of Goyal (2021), after Devlin et al. (2014). ``strength`` is λ, of which larger values keep log Z
+    nearer to 0 at some cost in likelihood. With log Z near 0 a locally normalised model nearly is a globally normalised one:
+    what training with raw scores should start from. λ = 0 is cross-entropy. The metrics ``log_z`` and ``log_z_squared``
+    are means over tokens; the variance of log Z is the second less the square of the first.
+
+    >>> SelfNormalized(strength=0.1)
+    SelfNormalized(strength=0.1)
+    """
+
+    strength: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.strength < math.inf:
+            raise InputError(f"strength must be a finite number of at least 0, not {self.strength}")
+
+    def __call__(self, model: StepDecoder, batch: Batch, *, progress: Progress, rng: torch.Generator) -> Loss:
+        scores, gold = gold_scores(model, batch)
+        scores = scores if scores.dtype == torch.float64 else scores.float()
+        log_probs = F.log_softmax(scores, dim=-1)
+        nll = F.nll_loss(log_probs, gold, reduction="none")  # [N]
+        log_z = nll + scores.gather(-1, gold.unsqueeze(-1)).squeeze(-1)  # −log p = log Z − score of the gold
+        if self.strength:
+            likelihood = nll.sum()
+            total = likelihood + self.strength * log_z.square().sum()
+        else:  # summed within the loss, as cross-entropy does it: another order would give other bits
+            total = likelihood = F.nll_loss(log_probs, gold, reduction="sum")
+        metrics = token_metrics(scores, gold, likelihood)
+        count = metrics["nll"][1]
+        log_z = log_z.detach()
+        metrics["log_z"] = (log_z.sum().float(), count)
+        metrics["log_z_squared"] = (log_z.square().sum().float(), count)
+        return Loss(total, count, metrics)

@@ -1,0 +1,509 @@
+"""Beam-search optimisation against a slow reference: lists of prefixes, each scored from the start, with autograd through all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from unforced.costs import Cost, Hamming, Table, Weighted, WeightedHamming
+from unforced.decoding.beam import Beam
+from unforced.errors import InputError
+from unforced.models.causal import Causal
+from unforced.models.lstm import LSTM
+from unforced.models.toy import Toy
+from unforced.models.transformer import Transformer
+from unforced.objectives.beam_search_optimization import BeamSearchOptimization, violations
+from unforced.objectives.cross_entropy import CrossEntropy
+from unforced.schedules import Constant, Linear
+from unforced.types import Batch, Loss, Progress, Sizes, Symbols
+
+ENDED = Symbols(pad=0, bos=1, eos=2, banned=(0, 1))
+FIXED = Symbols(pad=0, bos=1, eos=None, banned=(0, 1))
+V = 6
+SPECS = {
+    "toy": Toy(order=2),
+    "lstm": LSTM(hidden=6, embedding=5, dropout=0.0),
+    "fixed": LSTM(hidden=6, embedding=5, dropout=0.0, attention="fixed"),
+    "transformer": Transformer(
+        width=8, heads=2, encoder_layers=1, decoder_layers=1, feedforward=8, dropout=0.0
+    ),
+}
+
+
+def make_model(name: str, seed: int = 0, scale: float = 2.0) -> Any:
+    """A small network in float64 whose scores are far from equal."""
+    torch.manual_seed(seed)
+    model = SPECS[name].build(Sizes(target=V, source=5)).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(scale if parameter.dim() > 1 else 1.0)
+    return model
+
+
+def make_batch(symbols: Symbols = ENDED, seed: int = 0, examples: int = 4) -> Batch:
+    """Gold of one to six tokens beside sources as long, or of any length where outputs end."""
+    rng = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, 7, (examples,), generator=rng)
+    lengths[0] = 6
+    mask = torch.arange(6) < lengths.unsqueeze(1)
+    gold = torch.randint(3, V, (examples, 6), generator=rng)
+    if symbols.eos is not None:
+        gold[torch.arange(examples), lengths - 1] = symbols.eos
+    gold = gold.masked_fill(~mask, 0)
+    source = torch.randint(1, 5, (examples, 6), generator=rng).masked_fill(~mask, 0)
+    return Batch.of_gold(
+        gold,
+        mask,
+        symbols,
+        source=source,
+        source_mask=mask,
+        length=lengths if symbols.eos is None else None,
+        ids=torch.arange(examples),
+    )
+
+
+def loss_of(objective: Any, model: Any, batch: Batch, epoch: float = 0.0) -> Loss:
+    progress = Progress(step=0, epoch=epoch, total=10)
+    return objective(model, batch, progress=progress, rng=torch.Generator().manual_seed(0))
+
+
+def gradients(total: Tensor, model: nn.Module) -> list[Tensor]:
+    found = torch.autograd.grad(total, list(model.parameters()), allow_unused=True)
+    return [torch.zeros_like(p) if g is None else g for g, p in zip(found, model.parameters())]
+
+
+Prefix = tuple[int, ...]
+
+
+class Outcome(NamedTuple):
+    total: Tensor
+    violators: list[tuple[int, Prefix]]  # how many tokens the gold prefix had, and who violated the margin
+    leads: list[float]
+
+
+class Reference:
+    """The algorithm for one example, as the paper tells it. Prefixes share nothing but the source's encoding."""
+
+    def __init__(self, model: Any, batch: Batch, row: int, kind: str, cost: Cost) -> None:
+        self.model, self.kind, self.cost = model, kind, cost
+        self.batch = batch.select(torch.tensor([row]))
+        self.gold: Prefix = tuple(self.batch.gold[0][self.batch.mask[0]].tolist())
+        self.symbols = batch.symbols
+        self.prepared = cost.prepare(self.batch, len(self.gold) + 9)
+        self.start = model.start(self.batch)
+        self.known: dict[Prefix, Tensor] = {}
+
+    def ended(self, prefix: Prefix) -> bool:
+        if len(prefix) < len(self.gold) and prefix == self.gold[: len(prefix)]:
+            return False
+        return self.symbols.eos is not None and self.symbols.eos in prefix
+
+    def score(self, prefix: Prefix) -> Tensor:
+        """The sum of the tokens' scores up to the first end."""
+        if prefix in self.known:
+            return self.known[prefix]
+        real = prefix
+        if self.ended(prefix):
+            real = prefix[: prefix.index(self.symbols.eos) + 1]  # type: ignore[arg-type]
+        fed = torch.tensor([[self.symbols.bos, *real[:-1]]])
+        features, _ = self.model.advance(self.start, self.model.embed(fed))
+        scores = self.model.score(features)[0]
+        if self.kind == "local":
+            scores = scores.log_softmax(-1)
+        self.known[prefix] = sum(scores[t, w] for t, w in enumerate(real))  # type: ignore[assignment]
+        return self.known[prefix]
+
+    def delta(self, prefix: Prefix) -> float:
+        return max(
+            float(self.cost(self.prepared[:, t], torch.tensor([[token]]))) for t, token in enumerate(prefix)
+        )
+
+    def successors(self, prefix: Prefix) -> list[Prefix]:
+        if self.ended(prefix):
+            return [(*prefix, self.symbols.pad)]
+        return [(*prefix, token) for token in range(V) if token not in self.symbols.banned]
+
+    def run(self, beam: int, margin: float, beyond: int) -> Outcome:
+        total, violators, leads = torch.zeros((), dtype=torch.float64), [], []
+        hypotheses: list[Prefix] = [()]
+        for t in range(1, len(self.gold) + beyond + 1):
+            gold = self.gold[:t] + (self.symbols.pad,) * (t - len(self.gold))
+            others = [p for h in hypotheses for p in self.successors(h) if p != gold]
+            others.sort(key=lambda p: -self.score(p).item())
+            rank = 1 if t >= len(self.gold) else beam
+            loss = torch.zeros(())
+            if len(others) >= rank:
+                rival = others[rank - 1]
+                leads.append((self.score(gold) - self.score(rival)).item())
+                loss = self.delta(rival) * (margin - self.score(gold) + self.score(rival)).clamp(min=0)
+            if loss > 0:
+                total = total + loss
+                violators.append((t, rival))
+                hypotheses = [gold]
+            else:
+                hypotheses = [gold, *others[:beam]]
+        return Outcome(total, violators, leads)
+
+
+def reference(model: Any, batch: Batch, objective: BeamSearchOptimization) -> list[Outcome]:
+    beyond = 0 if batch.symbols.eos is None else objective.beyond
+    return [
+        Reference(model, batch, row, objective.scores, objective.cost).run(
+            objective.beam,  # type: ignore[arg-type]
+            objective.margin,
+            beyond,
+        )
+        for row in range(len(batch))
+    ]
+
+
+def check(model: Any, batch: Batch, objective: BeamSearchOptimization) -> list[Outcome]:
+    """The objective's loss, gradients, violations and metrics are the reference's."""
+    expected = reference(model, batch, objective)
+    loss = loss_of(objective, model, batch)
+    total = sum(outcome.total for outcome in expected)
+    torch.testing.assert_close(loss.total, total, rtol=1e-10, atol=1e-10)
+    if total.requires_grad:  # type: ignore[union-attr]
+        for mine, plain in zip(gradients(loss.total, model), gradients(total, model)):  # type: ignore[arg-type]
+            torch.testing.assert_close(mine, plain, rtol=1e-7, atol=1e-9)
+    found = violations(objective.searched(model, batch, model.start(batch), objective.beam), batch)  # type: ignore[arg-type]
+    wanted = [(row, *violator) for row, outcome in enumerate(expected) for violator in outcome.violators]
+    mine = [
+        (row, until, tuple(tokens[:until]))
+        for row, tokens, until in zip(
+            found.examples.tolist(), found.tokens.tolist(), (found.inside.sum(1) + found.first).tolist()
+        )
+    ]
+    assert mine == wanted
+    counted = loss.metrics["violations"]
+    assert (counted[0], counted[1]) == (len(wanted), len(batch))
+    assert loss.metrics["clean"][0] == sum(not outcome.violators for outcome in expected)
+    leads = [lead for outcome in expected for lead in outcome.leads]
+    assert loss.metrics["lead"][1] == len(leads)
+    assert float(loss.metrics["lead"][0]) == pytest.approx(sum(leads), abs=1e-4)
+    assert loss.count == batch.tokens
+    return expected
+
+
+@pytest.mark.parametrize("scores", ["global", "local"])
+@pytest.mark.parametrize("beam", [1, 2, 3, 7])
+@pytest.mark.parametrize("name", ["toy", "lstm", "transformer"])
+def test_outputs_that_end_are_as_in_the_reference(name: str, beam: int, scores: Any) -> None:
+    objective = BeamSearchOptimization(beam=beam, scores=scores)
+    seen = []
+    for seed in range(2):
+        seen += check(make_model(name, seed), make_batch(seed=seed), objective)
+    assert any(outcome.violators for outcome in seen)
+
+
+@pytest.mark.parametrize("scores", ["global", "local"])
+@pytest.mark.parametrize("beam", [1, 3, 7])
+@pytest.mark.parametrize("name", ["fixed", "transformer"])
+def test_outputs_of_fixed_length_are_as_in_the_reference(name: str, beam: int, scores: Any) -> None:
+    objective = BeamSearchOptimization(beam=beam, scores=scores, margin=0.5)
+    for seed in range(2):
+        check(make_model(name, seed), make_batch(FIXED, seed=seed), objective)
+
+
+def test_the_cases_above_hold_all_that_can_happen() -> None:
+    """Hypotheses that leave the gold early and late, that have ended, steps with too few of them, and resets in a row."""
+    early = late = ended = unmet = in_a_row = 0
+    for seed in range(2):
+        batch = make_batch(seed=seed)
+        for beam in (2, 7):
+            for row, outcome in enumerate(
+                reference(make_model("toy", seed), batch, BeamSearchOptimization(beam=beam))
+            ):
+                gold, steps = batch.gold[row].tolist(), [t for t, _ in outcome.violators]
+                for t, prefix in outcome.violators:
+                    late += prefix[:-1] == tuple(gold[: t - 1])
+                    early += prefix[:-1] != tuple(gold[: t - 1])
+                    ended += prefix[-1] == ENDED.pad
+                unmet += len(outcome.leads) < int(batch.mask[row].sum())
+                in_a_row += any(b == a + 1 for a, b in pairwise(steps))
+    assert min(early, late, ended, unmet, in_a_row) > 0, (early, late, ended, unmet, in_a_row)
+
+
+@pytest.mark.parametrize("margin", [0.0, 0.3, 4.0])
+def test_margins_are_as_in_the_reference(margin: float) -> None:
+    for seed in range(4):
+        check(make_model("toy", seed), make_batch(seed=seed), BeamSearchOptimization(beam=2, margin=margin))
+
+
+@pytest.mark.parametrize("symbols", [ENDED, FIXED])
+@pytest.mark.parametrize("name", ["toy", "lstm", "transformer"])
+def test_steps_behind_the_end_are_as_in_the_reference(name: str, symbols: Symbols) -> None:
+    objective, longer = BeamSearchOptimization(beam=3, beyond=3, margin=0.0), 0
+    for seed in range(1, 3):
+        batch = make_batch(symbols, seed)
+        outcomes = check(make_model(name, seed), batch, objective)
+        lengths = batch.mask.sum(dim=1).tolist()
+        longer += sum(t > n for n, outcome in zip(lengths, outcomes) for t, _ in outcome.violators)
+    assert (longer > 0) == (symbols is ENDED)
+
+
+def random_costs(batch: Batch) -> Tensor:
+    """Costs of each token at each step, many of them zero, zero for the gold."""
+    rng = torch.Generator().manual_seed(5)
+    table = torch.rand(6, V, generator=rng).expand(len(batch), 6, V) * 3
+    table = torch.where(table < 1.5, 0.0, table)
+    return table.scatter(2, batch.gold.unsqueeze(2), 0.0)
+
+
+@pytest.mark.parametrize("cost", [Weighted(3, 2.0), Table(random_costs)])
+@pytest.mark.parametrize("symbols", [ENDED, FIXED])
+def test_costs_weigh_violations(cost: Cost, symbols: Symbols) -> None:
+    plain = BeamSearchOptimization(beam=2)
+    for seed in range(4):
+        model, batch = make_model("toy", seed), make_batch(symbols, seed)
+        check(model, batch, BeamSearchOptimization(beam=2, cost=cost))
+        assert (
+            loss_of(BeamSearchOptimization(beam=2, cost=cost), model, batch).total
+            != loss_of(plain, model, batch).total
+        )
+
+
+def test_gold_may_hold_what_is_never_emitted() -> None:
+    symbols = ENDED._replace(banned=(0, 1, 4))
+    for seed in range(3):
+        batch = make_batch(symbols, seed)
+        assert (batch.gold == 4).any()
+        check(make_model("toy", seed), batch, BeamSearchOptimization(beam=2))
+
+
+def test_models_without_a_source() -> None:
+    torch.manual_seed(0)
+    model = Causal(width=8, heads=2, layers=1, feedforward=8, dropout=0.0).build(Sizes(target=V)).double()
+    batch = make_batch()
+    check(model, Batch.of_gold(batch.gold, batch.mask, ENDED), BeamSearchOptimization(beam=3))
+
+
+def table(entries: dict[tuple[int, int], float], size: int = 7) -> Any:
+    """An order-1 table of zeros but for some entries (context, token)."""
+    model = Toy(order=1).build(Sizes(target=size)).double()
+    with torch.no_grad():
+        model.table.zero_()
+        for place, value in entries.items():
+            model.table[place] = value
+    return model
+
+
+def one(gold: Sequence[int], symbols: Symbols = ENDED) -> Batch:
+    tokens = torch.tensor([list(gold)])
+    return Batch.of_gold(tokens, torch.ones_like(tokens, dtype=torch.bool), symbols)
+
+
+def test_gold_that_leads_by_the_margin_costs_nothing() -> None:
+    model = table({(1, 3): 1.0, (3, 4): 1.0, (4, 2): 1.0})  # by exactly one at every step, which is enough
+    loss = loss_of(BeamSearchOptimization(beam=1), model, one([3, 4, 2]))
+    assert loss.total == 0
+    assert loss.total.requires_grad
+    (gradient,) = gradients(loss.total, model)
+    assert not gradient.any()
+    assert loss.metrics["violations"][0] == 0
+    assert loss.metrics["clean"][0] == 1
+    assert loss_of(BeamSearchOptimization(beam=1, margin=1.01), model, one([3, 4, 2])).total > 0
+
+
+def test_a_wide_beam_forgives_until_the_last_step() -> None:
+    """With K = 2 the gold may be second in between, and must be first at the end."""
+    model = table({(1, 3): 2.0, (1, 4): 3.0, (3, 2): 2.0, (4, 2): -9.0})
+    loss = loss_of(BeamSearchOptimization(beam=2), model, one([3, 2]))
+    # At the first step 4 leads the gold by 1, and the second best other trails by 2: no violation. At the second the
+    # best others are 4 followed by anything but the end, with 3 + 0, against 2 + 2.
+    assert loss.total == 0
+    narrow = loss_of(BeamSearchOptimization(beam=1), model, one([3, 2]))
+    assert narrow.total.item() == 1.0 + 1.0  # the margin and the lead of 4; then nothing, for 4 is gone
+    assert narrow.metrics["violations"][0] == 1
+    with torch.no_grad():
+        model.table[4, 5] = 1.0
+    assert loss_of(BeamSearchOptimization(beam=2), model, one([3, 2])).total.item() == pytest.approx(1.0)
+
+
+def test_a_violation_resets_the_beam_to_the_gold() -> None:
+    """The token 5 is far ahead at first. Without a reset it would go on winning; after one it is gone."""
+    model = table({(1, 5): 50.0, (1, 3): 5.0, (3, 4): 5.0, (4, 2): 5.0})
+    objective = BeamSearchOptimization(beam=1)
+    found = objective.searched(model, one([3, 4, 2]), model.start(one([3, 4, 2])), 1).memory
+    assert (found.places > 0).tolist() == [[True, False, False]]
+    assert found.rivals.tolist() == [[45.0, -5.0, -5.0]]  # rivals after the reset left the gold after it
+    assert loss_of(objective, model, one([3, 4, 2])).total.item() == pytest.approx(46.0)
+    # With K = 2 there is no violation at first, since but one other is ahead; at the next step all that follow 5 are.
+    assert loss_of(BeamSearchOptimization(beam=2), model, one([3, 4, 2])).total.item() == 1 - 10.0 + 50.0
+
+
+def test_hypotheses_that_have_ended_stay_with_their_score() -> None:
+    gold = {(1, 3): 9.0, (3, 4): -4.0, (4, 5): -4.0, (5, 2): -4.0}
+    model = table({(a, b): -20.0 for a in range(7) for b in range(7)} | gold | {(1, 2): 7.0})
+    batch, objective = one([3, 4, 5, 2]), BeamSearchOptimization(beam=2)
+    found = violations(objective.searched(model, batch, model.start(batch), 2), batch)
+    assert found.tokens.tolist() == [[2, 0, 0, 0]]  # the empty output, to the end
+    loss = loss_of(objective, model, batch).total
+    assert loss.item() == 1 - (9 - 4 - 4 - 4) + 7
+    (gradient,) = gradients(loss, model)
+    assert {tuple(place): gradient[tuple(place)].item() for place in gradient.nonzero().tolist()} == {
+        **dict.fromkeys(gold, -1.0),
+        (1, 2): 1.0,
+    }
+
+
+def test_an_examples_steps_are_those_of_its_gold() -> None:
+    """A short gold beside a long one is searched for as many steps as alone."""
+    model, batch = make_model("toy"), make_batch(examples=6)
+    objective = BeamSearchOptimization(beam=2, margin=9.0)
+    together = objective.searched(model, batch, model.start(batch), 2).memory
+    for row in range(6):
+        alone = batch.select(torch.tensor([row]))
+        length = int(alone.mask.sum())
+        found = objective.searched(model, alone, model.start(alone), 2).memory
+        assert torch.equal(found.places[0], together.places[row])
+        assert not together.places[row, length:].any()
+        assert together.rivals[row, length:].eq(-torch.inf).all()
+
+
+def test_only_hypotheses_that_left_the_gold_before_are_fed_again() -> None:
+    """Where every step violates the margin, no hypothesis is older than a step, and the gold's pass serves for all."""
+    model, batch = make_model("transformer"), make_batch()
+    calls: list[bool] = []
+    advance = model.advance
+    model.advance = lambda *given: calls.append(torch.is_grad_enabled()) or advance(*given)
+    loss = loss_of(BeamSearchOptimization(beam=1, margin=100.0), model, batch)
+    assert loss.metrics["violations"][0] == batch.tokens
+    assert sum(calls) == 1
+
+
+def test_a_longer_list_of_others_makes_fewer_violations() -> None:
+    model, batch = make_model("lstm", 3), make_batch(seed=3, examples=30)
+    counts = [
+        float(loss_of(BeamSearchOptimization(beam=k), model, batch).metrics["violations"][0])
+        for k in (1, 2, 4, 8)
+    ]
+    assert counts[0] > counts[1] > counts[3]
+
+
+def test_beams_that_grow_are_rounded_down() -> None:
+    model, batch = make_model("toy", 1), make_batch(seed=1)
+    growing = BeamSearchOptimization(beam=Linear(start=1.0, end=3.0, over=4))
+    for epoch, beam in ((0, 1), (1, 1), (2, 2), (3, 2), (4, 3), (9, 3)):
+        plain = loss_of(BeamSearchOptimization(beam=beam), model, batch)
+        assert torch.equal(loss_of(growing, model, batch, epoch=epoch).total, plain.total)
+    assert set(growing.schedules()) == {"beam"}
+    with pytest.raises(InputError, match=r"beam must be at least 1, not 0\.5"):
+        loss_of(BeamSearchOptimization(beam=Constant(0.5)), model, batch)
+
+
+def test_dropout_in_the_search_is_an_option() -> None:
+    torch.manual_seed(0)
+    model = LSTM(hidden=6, embedding=5, dropout=0.5).build(Sizes(target=V, source=5)).double()
+    batch = make_batch(examples=20)
+    modes: list[tuple[bool, bool]] = []
+    model.recurrence.register_forward_hook(
+        lambda module, *_: modes.append((torch.is_grad_enabled(), module.training))
+    )
+    for dropout in (False, True):
+        modes.clear()
+        loss = loss_of(BeamSearchOptimization(beam=2, dropout=dropout), model, batch)
+        assert {training for graded, training in modes if not graded} == {dropout}
+        assert {training for graded, training in modes if graded} == {True}
+        assert loss.total >= 0
+        assert model.recurrence.training
+
+
+class Words:
+    """What is asked of a codec that a cost is fitted to."""
+
+    def token_names(self) -> list[str]:
+        return ["<pad>", "<s>", "</s>", "O", "B", "I"]
+
+
+def test_a_cost_learns_the_vocabulary() -> None:
+    objective = BeamSearchOptimization(cost=WeightedHamming(token="O", weight=3.0))
+    assert objective.fitted(Words()).cost == Weighted(3, 3.0)
+    assert BeamSearchOptimization().fitted(Words()).cost == Hamming()
+
+
+class NoScore:
+    """A model that can't score."""
+
+    def __init__(self) -> None:
+        model = make_model("toy")
+        self.start, self.embed, self.advance = model.start, model.embed, model.advance
+
+
+def test_a_model_that_lacks_something_is_told_what() -> None:
+    with pytest.raises(
+        InputError, match="beam_search_optimization needs a model with score, which NoScore doesn't have"
+    ):
+        loss_of(BeamSearchOptimization(), NoScore(), make_batch())
+
+
+@pytest.mark.parametrize(
+    ("fields", "word"),
+    [
+        ({"beam": 0}, "beam"),
+        ({"margin": -0.1}, "margin"),
+        ({"margin": float("inf")}, "margin"),
+        ({"margin": float("nan")}, "margin"),
+        ({"scores": "raw"}, "scores"),
+        ({"beyond": -1}, "beyond"),
+    ],
+)
+def test_wrong_fields_are_refused(fields: Any, word: str) -> None:
+    with pytest.raises(InputError, match=word):
+        BeamSearchOptimization(**fields)
+
+
+def test_scores_that_are_not_numbers_are_an_error_and_not_a_loss_of_zero() -> None:
+    model = table({(1, 3): float("nan")})
+    with pytest.raises(InputError, match="NaN"):
+        loss_of(BeamSearchOptimization(), model, one([3, 2]))
+
+
+def sums(examples: int, seed: int) -> Batch:
+    """Sources of three to six digits 0, 1, 2 and as outputs their running sums modulo 3: an error carries on."""
+    rng = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(3, 7, (examples, 1), generator=rng)
+    digits = torch.randint(0, 3, (examples, 6), generator=rng)
+    there = torch.arange(6) < lengths
+    answers = (digits.cumsum(dim=1) % 3 + 3).masked_fill(~there, 0)
+    gold = torch.nn.functional.pad(answers, (0, 1)).scatter(1, lengths, ENDED.eos)  # type: ignore[arg-type]
+    source = (digits + 1).masked_fill(~there, 0)
+    return Batch.of_gold(gold, gold > 0, ENDED, source=source, source_mask=there)
+
+
+def right(model: Any, batch: Batch, scores: Any) -> int:
+    """How many outputs of beam search are the gold, which has up to seven tokens with its end."""
+    decoder = Beam(beam=3, scores=scores, finished="stay", length_penalty=0.0, max_length=8)
+    gold = [row[mask][:-1].tolist() for row, mask in zip(batch.gold, batch.mask)]
+    return sum(a == b for a, b in zip(decoder(model, batch).ids(ENDED), gold))
+
+
+@pytest.mark.parametrize("scores", ["global", "local"])
+def test_training_from_a_warm_start_helps_beam_search(scores: Any) -> None:
+    torch.manual_seed(0)
+    model = LSTM(hidden=24, embedding=12, dropout=0.0).build(Sizes(target=V, source=4))
+    batch, fresh = sums(160, 0), sums(200, 1)
+
+    def train(objective: Any, steps: int, rate: float) -> None:
+        optimizer = torch.optim.Adam(model.parameters(), lr=rate)
+        for _ in range(steps):
+            optimizer.zero_grad()
+            loss_of(objective, model, batch).mean.backward()
+            optimizer.step()
+
+    objective = BeamSearchOptimization(beam=3, scores=scores, beyond=1)
+    train(CrossEntropy(), 60, 0.02)
+    before = loss_of(objective, model, batch)
+    found = (right(model, batch, scores), right(model, fresh, scores))
+    train(objective, 50, 0.01)
+    after = loss_of(objective, model, batch)
+    better = (right(model, batch, scores), right(model, fresh, scores))
+    assert after.metrics["violations"][0] < 0.7 * before.metrics["violations"][0]
+    assert after.metrics["clean"][0] > before.metrics["clean"][0]
+    assert better[0] > found[0] + 8
+    assert better[1] > found[1] + 8

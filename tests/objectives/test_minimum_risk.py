@@ -1,0 +1,534 @@
+"""Minimum risk training against enumeration, and against candidates that are scored one by one."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from sacrebleu.metrics import BLEU
+from torch import Tensor
+
+from unforced import streams
+from unforced.decoding.exact import enumerate_sequences
+from unforced.errors import InputError
+from unforced.models.lstm import LSTM
+from unforced.models.toy import Toy
+from unforced.models.transformer import Transformer
+from unforced.objectives import minimum_risk
+from unforced.objectives.cross_entropy import CrossEntropy
+from unforced.objectives.minimum_risk import END, MinimumRisk, as_lists, first_equal
+from unforced.schedules import Linear
+from unforced.schema import build, to_mapping
+from unforced.training.identity import _spelled
+from unforced.types import Batch, Loss, Progress, Sizes, Symbols
+
+SYMBOLS = Symbols(pad=0, bos=1, eos=2, banned=(0, 1))
+OPEN = SYMBOLS._replace(banned=())  # all tokens can be emitted, so that probabilities add up to one
+FIXED = SYMBOLS._replace(eos=None)
+SPECS = {
+    "lstm": LSTM(hidden=6, embedding=5, dropout=0.0),
+    "fed": LSTM(hidden=6, embedding=5, dropout=0.0, input_feeding=True),
+    "tagger": LSTM(hidden=6, embedding=5, dropout=0.0, attention="fixed"),
+    "transformer": Transformer(
+        width=8, heads=2, encoder_layers=1, decoder_layers=1, feedforward=8, dropout=0.0
+    ),
+}
+
+
+def batch_of(
+    golds: Sequence[Sequence[int]], symbols: Symbols = SYMBOLS, sources: Sequence[Sequence[int]] | None = None
+) -> Batch:
+    width = max(map(len, golds))
+    gold = torch.tensor([[*g, *[0] * (width - len(g))] for g in golds])
+    lengths = torch.tensor([len(g) for g in golds])
+    rest: dict[str, Any] = {"ids": torch.arange(len(golds)) + 10}
+    if symbols.eos is None:
+        rest["length"] = lengths
+    if sources is not None:
+        size = max(map(len, sources))
+        rest["source"] = torch.tensor([[*s, *[0] * (size - len(s))] for s in sources])
+        rest["source_mask"] = rest["source"] > 0
+    return Batch.of_gold(gold, torch.arange(width) < lengths.unsqueeze(1), symbols, **rest)
+
+
+def sourced(symbols: Symbols = SYMBOLS) -> Batch:
+    """Three examples of ragged lengths."""
+    if symbols.eos is None:
+        return batch_of([[3, 4, 5], [4], [5, 5]], symbols, [[1, 2, 3], [4], [2, 2]])
+    return batch_of([[3, 4, 5, 2], [4, 2], [5, 5, 2]], symbols, [[1, 2, 3], [4], [2, 2]])
+
+
+def toy(size: int = 4, seed: int = 0, order: int = 2, scale: float = 1.0) -> Any:
+    torch.manual_seed(seed)
+    return Toy(order=order, scale=scale).build(Sizes(target=size)).double()  # type: ignore[arg-type]
+
+
+def network(name: str, seed: int = 0) -> Any:
+    """A small network whose scores are far from uniform."""
+    torch.manual_seed(seed)
+    model = SPECS[name].build(Sizes(target=6, source=5)).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.5)
+    return model
+
+
+def loss_of(
+    objective: MinimumRisk, model: Any, batch: Batch, seed: int = 0, progress: Progress | None = None
+) -> Loss:
+    rng = torch.Generator().manual_seed(seed)
+    return objective(model, batch, progress=progress or Progress(), rng=rng)
+
+
+def drawn(objective: MinimumRisk, model: Any, batch: Batch, seed: int = 0) -> Tensor:
+    return objective.outputs(model, batch, model.start(batch), torch.Generator().manual_seed(seed))
+
+
+def metric(loss: Loss, name: str) -> float:
+    total, count = loss.metrics[name]
+    return float(total / count)
+
+
+def all_outputs(size: int, limit: int) -> list[list[int]]:
+    """Everything that ends in 2 or has ``limit`` tokens."""
+    others = [token for token in range(size) if token != 2]
+    ended = [[*p, 2] for n in range(limit) for p in itertools.product(others, repeat=n)]
+    return ended + [list(p) for p in itertools.product(others, repeat=limit)]
+
+
+def table_log_prob(table: Tensor, output: Sequence[int]) -> Tensor:
+    """log p of an output under a second-order table, by looking up."""
+    size, total, before, last = table.shape[1], table.new_zeros(()), 1, 1
+    for token in output:
+        total = total + table[before * size + last].log_softmax(-1)[token]
+        before, last = last, token
+    return total
+
+
+def bare(output: Sequence[int], eos: int | None = 2) -> list[int]:
+    return [token for token in output if token not in (eos, END)]
+
+
+def hamming(output: Sequence[int], gold: Sequence[int]) -> float:
+    return float(sum(a != b for a, b in itertools.zip_longest(output, gold)))
+
+
+def edit(output: Sequence[int], gold: Sequence[int]) -> float:
+    if not output or not gold:
+        return float(len(output) + len(gold))
+    last = edit(output[:-1], gold[:-1]) + (output[-1] != gold[-1])
+    return min(last, edit(output[:-1], gold) + 1, edit(output, gold[:-1]) + 1)
+
+
+def unlike(output: Sequence[int], gold: Sequence[int]) -> float:
+    """1 − sacreBLEU's own sentence BLEU."""
+    if not output or not gold:
+        return float(list(output) != list(gold))
+    judge = BLEU(effective_order=True, tokenize="none", force=True)
+    return 1 - judge.sentence_score(" ".join(map(str, output)), [" ".join(map(str, gold))]).score / 100
+
+
+COSTS = {"hamming": hamming, "edit": edit, "bleu": unlike}
+
+
+@pytest.mark.parametrize("cost", COSTS)
+def test_with_all_outputs_and_alpha_one_it_is_the_expected_cost(cost: Any) -> None:
+    """Loss and gradient, against the sum over all outputs of probability times cost; padding is a token like others."""
+    model, gold = toy(), [3, 0, 2]
+    loss = loss_of(
+        MinimumRisk(samples=2000, alpha=1.0, cost=cost, temperature=3.0, max_length=3),
+        model,
+        batch_of([gold], OPEN),
+    )
+    outputs = all_outputs(4, 3)
+    assert metric(loss, "candidates") == len(outputs) == 40
+    table = model.table.detach().clone().requires_grad_()
+    probabilities = torch.stack([table_log_prob(table, output) for output in outputs]).exp()
+    assert probabilities.sum().item() == pytest.approx(1.0)
+    expected = sum(p * COSTS[cost](bare(y), bare(gold)) for p, y in zip(probabilities, outputs))
+    assert isinstance(expected, Tensor)
+    torch.testing.assert_close(loss.total, expected, rtol=1e-9, atol=1e-9)
+    mine, by_hand = torch.autograd.grad(loss.total, model.table)[0], torch.autograd.grad(expected, table)[0]
+    torch.testing.assert_close(mine, by_hand, rtol=1e-8, atol=1e-10)
+    assert by_hand.abs().max() > 1e-3
+
+
+def test_gradients_by_finite_differences() -> None:
+    model, batch = toy(), batch_of([[3, 2], [3, 3, 2]], OPEN)
+    objective = MinimumRisk(samples=6, alpha=0.7, max_length=3)
+    (gradient,) = torch.autograd.grad(loss_of(objective, model, batch).total, model.table)
+    for row, column in [(5, 3), (5, 2), (7, 3), (7, 0), (15, 2)]:
+        ends = []
+        for step in (1e-6, -1e-6):
+            with torch.no_grad():
+                model.table[row, column] += step
+                ends.append(float(loss_of(objective, model, batch).total))
+                model.table[row, column] -= step
+        torch.testing.assert_close(
+            float(gradient[row, column]), (ends[0] - ends[1]) / 2e-6, rtol=1e-5, atol=1e-7
+        )
+
+
+def test_samples_of_a_network_agree_with_its_enumeration() -> None:
+    """Every candidate is possible, and its log-probability is the enumeration's, cut ones included."""
+    model, batch = network("lstm"), sourced()
+    objective = MinimumRisk(samples=60, max_length=3, gold=False)
+    outputs = drawn(objective, model, batch)
+    for example in range(3):
+        every = enumerate_sequences(model, batch.select(torch.tensor([example])), max_length=3)
+        known = {
+            tuple(row[:n]): log_prob
+            for row, n, log_prob in zip(
+                every.tokens[0].tolist(), every.lengths[0].tolist(), every.log_probs[0]
+            )
+        }
+        samples = outputs[example, 1:]
+        found = minimum_risk.output_log_probs(
+            model, model.start(batch), torch.full((60,), example), samples, SYMBOLS
+        )
+        wanted = torch.stack([known[tuple(output)] for output in as_lists(samples)])
+        torch.testing.assert_close(found, wanted.double(), rtol=1e-5, atol=1e-5)
+        assert {len(output) for output in as_lists(samples) if output[-1] != 2} == {3}
+
+
+def one_by_one(objective: MinimumRisk, model: Any, batch: Batch, alpha: float) -> tuple[Tensor, int]:
+    """The loss with each candidate scored alone and its source encoded anew, and how many candidates there were."""
+    outputs, total, count = drawn(objective, model, batch), torch.zeros((), dtype=torch.float64), 0
+    for example in range(len(batch)):
+        gold, *samples = as_lists(outputs[example])
+        members = {tuple(output) for output in ([gold] if objective.gold else []) + samples}
+        source = (
+            {}
+            if batch.source is None
+            else {"source": batch.source[[example]], "source_mask": batch.source_mask[[example]]}  # type: ignore[index]
+        )
+        log_probs, costs = [], []
+        for output in sorted(members):
+            tokens = torch.tensor([output])
+            alone = Batch.of_gold(tokens, torch.ones_like(tokens, dtype=torch.bool), batch.symbols, **source)
+            log_probs.append(-CrossEntropy()(model, alone, progress=Progress(), rng=torch.Generator()).total)
+            costs.append(COSTS[str(objective.cost)](*(bare(y, batch.symbols.eos) for y in (output, gold))))
+        weights = (alpha * torch.stack(log_probs)).softmax(0)
+        assert weights.sum().item() == pytest.approx(1.0)
+        total = total + (weights * torch.tensor(costs, dtype=torch.float64)).sum()
+        count += len(members)
+    return total, count
+
+
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("symbols", [SYMBOLS, FIXED], ids=["ended", "fixed"])
+@pytest.mark.parametrize(("cost", "gold"), [("hamming", True), ("edit", False), ("bleu", True)])
+def test_loss_and_gradients_are_those_of_candidates_one_by_one(
+    name: str, symbols: Symbols, cost: Any, gold: bool
+) -> None:
+    model, batch = network(name), sourced(symbols)
+    objective = MinimumRisk(samples=8, alpha=0.8, cost=cost, gold=gold)
+    loss = loss_of(objective, model, batch)
+    expected, count = one_by_one(objective, model, batch, 0.8)
+    assert loss.metrics["candidates"] == (count, 3)
+    torch.testing.assert_close(loss.total, expected, rtol=1e-9, atol=1e-9)
+    parameters = list(model.parameters())
+    for (key, _), mine, wanted in zip(
+        model.named_parameters(),
+        torch.autograd.grad(loss.total, parameters),
+        torch.autograd.grad(expected, parameters),
+    ):
+        torch.testing.assert_close(mine, wanted, rtol=1e-7, atol=1e-9, msg=key)
+        if "encoder" in key and "bias" not in key:
+            assert mine.abs().max() > 0, key
+
+
+def test_tags_of_a_fixed_length() -> None:
+    torch.manual_seed(0)
+    model = LSTM(hidden=6, embedding=5, attention="fixed", dropout=0.0).build(Sizes(target=6, source=5))
+    batch = sourced(FIXED)
+    outputs = drawn(MinimumRisk(samples=5), model, batch)
+    assert ((outputs != END).sum(dim=2) == torch.tensor([[3], [1], [2]])).all()
+    assert not (outputs[:, 1:] == SYMBOLS.pad).any()
+    loss_of(MinimumRisk(samples=5), model, batch).total.backward()
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters())
+    with pytest.raises(InputError, match="length is fixed"):
+        loss_of(MinimumRisk(max_length=3), model, batch)
+
+
+def with_outputs(monkeypatch: pytest.MonkeyPatch, outputs: list[list[int]]) -> None:
+    """Let these be the samples of the one example."""
+
+    def given(self: MinimumRisk, model: Any, batch: Batch, state: Any, rng: Any) -> Tensor:
+        every = [batch.gold[0].tolist(), *outputs]
+        width = max(map(len, every))
+        return torch.tensor([[[*y, *[END] * (width - len(y))] for y in every]])
+
+    monkeypatch.setattr(MinimumRisk, "outputs", given)
+
+
+@pytest.mark.parametrize("gold", [True, False])
+def test_what_is_drawn_twice_counts_once(gold: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batch = toy(5), batch_of([[3, 4, 2]])
+    a, b, same = [4, 2], [3, 3, 3, 2], [3, 4, 2]
+    with_outputs(monkeypatch, [a, b, same])
+    once = loss_of(MinimumRisk(samples=3, alpha=0.5, gold=gold), model, batch)
+    with_outputs(monkeypatch, [a, same, b, b, a, a, same])
+    often = loss_of(MinimumRisk(samples=7, alpha=0.5, gold=gold), model, batch)
+    assert metric(once, "candidates") == metric(often, "candidates") == 3
+    torch.testing.assert_close(once.total, often.total)
+    weights = (0.5 * torch.stack([table_log_prob(model.table, y) for y in (a, b, same)])).softmax(0)
+    torch.testing.assert_close(often.total, weights @ torch.tensor([2.0, 2.0, 0.0], dtype=torch.float64))
+    assert metric(often, "sampled_cost") == pytest.approx((3 * 2 + 2 * 2) / 7)  # here repeated ones do count
+    with_outputs(monkeypatch, [a, b])
+    without = loss_of(MinimumRisk(samples=2, alpha=0.5, gold=gold), model, batch)
+    assert metric(without, "candidates") == 2 + gold  # the gold is not in S unless it is drawn or asked for
+    torch.testing.assert_close(without.total, often.total if gold else often.total * 0 + 2)
+
+
+def test_an_output_and_its_beginning_are_two() -> None:
+    """With padding as a token, [3] cut short, [3, 0] and [3, 2] differ."""
+    outputs = torch.tensor([[[3, END], [3, 0], [3, 2], [3, 0], [3, END]]])
+    assert first_equal(outputs).tolist() == [[0, 1, 2, 1, 0]]
+
+
+def test_weights_sum_to_one() -> None:
+    """Where everything costs the same, so does the expectation, and no weight has a reason to move."""
+    for alpha in (0.005, 1.0, 50.0):
+        model = toy(6)
+        objective = MinimumRisk(samples=12, alpha=alpha, cost=lambda output, gold: 2.5, max_length=5)
+        loss = loss_of(objective, model, batch_of([[3, 4, 2], [5, 2]]))
+        torch.testing.assert_close(loss.total.item(), 5.0)
+        (gradient,) = torch.autograd.grad(loss.total, model.table)
+        assert gradient.abs().max() < 1e-12
+
+
+def test_alpha_near_zero_gives_the_mean_cost_of_candidates_and_a_large_one_the_best_ones() -> None:
+    model, batch = toy(6), batch_of([[3, 4, 2]])
+    flat, sharp = (MinimumRisk(samples=10, alpha=alpha, max_length=4) for alpha in (1e-12, 1e6))
+    members = sorted({tuple(y) for y in as_lists(drawn(flat, model, batch)[0])})
+    costs = [hamming(bare(y), [3, 4]) for y in members]
+    assert loss_of(flat, model, batch).total.item() == pytest.approx(sum(costs) / len(costs))
+    best = max(range(len(members)), key=lambda i: table_log_prob(model.table, members[i]).item())
+    assert loss_of(sharp, model, batch).total.item() == pytest.approx(costs[best])
+
+
+@pytest.mark.parametrize("cost", COSTS)
+def test_costs_against_brute_force_and_sacrebleu(cost: Any) -> None:
+    rng = random.Random(0)
+    for _ in range(60):
+        gold, *outputs = ([rng.randint(3, 5) for _ in range(rng.randint(0, 7))] for _ in range(6))
+        outputs.append(list(gold))
+        ended = [[*y, 2] if rng.random() < 0.7 else y for y in outputs]  # EOS doesn't matter
+        rows = [[*y, *[END] * (9 - len(y))] for y in ([*gold, 2], *ended)]
+        found = MinimumRisk(cost=cost).costs(
+            torch.tensor([rows]), torch.ones(1, len(rows), dtype=torch.bool), SYMBOLS
+        )
+        wanted = [0.0, *(COSTS[cost](y, gold) for y in outputs)]
+        assert found[0].tolist() == pytest.approx(wanted, abs=1e-9)
+
+
+def test_costs_belong_to_their_own_gold() -> None:
+    outputs = torch.tensor([[[3, 2], [4, 2], [3, 2]], [[4, 2], [4, 2], [5, 5]]])
+    where = torch.tensor([[True, False, True], [False, True, True]])
+    for cost in ("hamming", "edit"):
+        found = MinimumRisk(cost=cost).costs(outputs, where, SYMBOLS)  # type: ignore[arg-type]
+        assert found[where].tolist() == [0, 0, 0, 2]
+
+
+def test_a_cost_of_the_users_own() -> None:
+    seen: list[tuple[list[int], list[int]]] = []
+
+    def wrong(output: list[int], gold: list[int]) -> float:
+        seen.append((output, gold))
+        return float(output != gold)
+
+    model, batch = toy(5), batch_of([[3, 4, 2], [4, 2]])
+    objective = MinimumRisk(samples=6, alpha=1.0, cost=wrong, max_length=4)
+    loss = loss_of(objective, model, batch)
+    assert {tuple(gold) for _, gold in seen} == {(3, 4), (4,)}
+    assert not any(2 in output for output, _ in seen)
+    assert len(seen) == loss.metrics["candidates"][0]  # once for each
+    assert 0 < loss.total < 2
+    with pytest.raises(InputError, match="cost must give finite numbers, but gave nan"):
+        loss_of(MinimumRisk(cost=lambda output, gold: float("nan")), model, batch)
+    assert to_mapping(objective)["cost"].endswith("wrong")
+    assert build(MinimumRisk, {"cost": wrong}).cost is wrong
+    assert "0x" not in _spelled(objective)  # so that another process can resume the run
+
+
+def test_samples_belong_to_their_examples() -> None:
+    model = network("transformer")
+    batch = sourced()
+    objective = MinimumRisk(samples=6, temperature=1.5)
+    whole = [as_lists(rows) for rows in drawn(objective, model, batch)]
+    order = torch.tensor([2, 0])
+    part = [as_lists(rows) for rows in drawn(objective, model, batch.select(order))]
+    assert part == [whole[2], whole[0]]
+    assert whole != [as_lists(rows) for rows in drawn(objective, model, batch, seed=1)]
+    twins = batch_of([[3, 2]] * 2, SYMBOLS, [[1, 2]] * 2)
+    first, second = (as_lists(rows) for rows in drawn(objective, model, twins))
+    assert first != second
+    assert len({tuple(y) for y in first}) > 1  # each sample has a stream of its own
+
+
+def test_samples_have_the_models_frequencies() -> None:
+    model, batch = toy(6, order=1), batch_of([[3, 2]])
+    first = drawn(MinimumRisk(samples=20_000, max_length=1), model, batch)[0, 1:, 0]
+    expected = model.table[1].detach().clone()
+    expected[:2] = -torch.inf
+    shares = first.bincount(minlength=6) / 20_000
+    torch.testing.assert_close(shares.double(), expected.softmax(0), rtol=0.0, atol=0.015)
+
+
+def test_sources_are_encoded_once_and_every_candidate_goes_through_one_pass() -> None:
+    model, batch, starts = network("lstm"), sourced(), []
+    start = model.start
+    model.start = lambda batch: starts.append(len(batch)) or start(batch)
+    loss = loss_of(MinimumRisk(samples=9), model, batch)
+    assert starts == [3]
+    assert loss.metrics["candidates"][0] > 3
+
+
+@pytest.mark.parametrize("name", ["lstm", "transformer"])
+def test_projecting_a_few_tokens_at_a_time_changes_nothing(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, batch, objective = network(name), sourced(), MinimumRisk(samples=8, alpha=0.8, mix=0.5)
+    found = []
+    for chunk in (10_000, 3):
+        monkeypatch.setattr(minimum_risk, "CHUNK", chunk)
+        total = loss_of(objective, model, batch).total
+        found.append((total, torch.autograd.grad(total, list(model.parameters()))))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("chunk", [10_000, 3])
+def test_gradients_survive_autocast_with_casts_cached_while_sampling(
+    chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No weight's gradient may get lost (pytorch#112583), with pieces that are projected again neither."""
+    monkeypatch.setattr(minimum_risk, "CHUNK", chunk)
+    model, batch = network("transformer").float(), sourced()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = loss_of(MinimumRisk(samples=8, alpha=1.0), model, batch)
+    loss.total.backward()
+    assert loss.total.dtype == torch.float32
+    for key, parameter in model.named_parameters():
+        assert parameter.grad.abs().max() > 0, key
+
+
+def test_dropout_while_sampling_is_an_option() -> None:
+    torch.manual_seed(0)
+    model = LSTM(hidden=16, embedding=8, dropout=0.5).build(Sizes(target=8, source=5))
+    modes: list[tuple[bool, bool]] = []
+    model.recurrence.register_forward_hook(
+        lambda module, *_: modes.append((torch.is_grad_enabled(), module.training))
+    )
+    for dropout in (False, True):
+        modes.clear()
+        loss_of(MinimumRisk(samples=4, dropout=dropout, max_length=6), model, sourced())
+        assert {training for grad, training in modes if not grad} == {dropout}
+        assert {training for grad, training in modes if grad} == {True}
+        assert model.recurrence.training
+
+
+@pytest.mark.parametrize("gold", [True, False])
+def test_cross_entropy_can_be_added(gold: bool) -> None:
+    model, batch = network("lstm"), sourced()
+    plain, mixed = (loss_of(MinimumRisk(samples=5, gold=gold, mix=mix), model, batch) for mix in (0.0, 0.3))
+    per_example = [
+        CrossEntropy()(
+            model, batch.select(torch.tensor([row])), progress=Progress(), rng=torch.Generator()
+        ).mean
+        for row in range(3)
+    ]
+    torch.testing.assert_close(mixed.total, plain.total + 0.3 * torch.stack(per_example).sum())
+    for name in ("cost", "sampled_cost", "candidates"):
+        torch.testing.assert_close(plain.metrics[name], mixed.metrics[name])
+    assert ("nll" in plain.metrics) == gold
+    whole = CrossEntropy()(model, batch, progress=Progress(), rng=torch.Generator())
+    torch.testing.assert_close(mixed.metrics["nll"], whole.metrics["nll"])
+
+
+def test_the_total_is_a_sum_over_examples() -> None:
+    model, batch = network("lstm"), sourced()
+    loss = loss_of(MinimumRisk(samples=5), model, batch)
+    assert loss.count == 3
+    assert metric(loss, "cost") == pytest.approx(float(loss.mean.detach()), rel=1e-6)
+    assert 1 <= metric(loss, "candidates") <= 6
+
+
+def test_alpha_may_be_a_schedule() -> None:
+    model, batch = toy(6), batch_of([[3, 4, 2]])
+    moving = MinimumRisk(samples=8, alpha=Linear(start=0.1, end=2.1, over=2), max_length=5)
+    assert set(moving.schedules()) == {"alpha"}
+    for epoch, alpha in ((0, 0.1), (1, 1.1), (2, 2.1)):
+        still = MinimumRisk(samples=8, alpha=alpha, max_length=5)
+        at_epoch = loss_of(moving, model, batch, progress=Progress(epoch=epoch))
+        torch.testing.assert_close(at_epoch.total, loss_of(still, model, batch).total)
+    away = MinimumRisk(alpha=Linear(start=1.0, end=-1.0, over=2))
+    with pytest.raises(InputError, match="alpha must be positive, not -1"):
+        loss_of(away, model, batch, progress=Progress(epoch=2))
+
+
+@pytest.mark.parametrize("cost", ["hamming", "bleu"])
+def test_training_lowers_the_expected_cost(cost: Any) -> None:
+    torch.manual_seed(0)
+    model = LSTM(hidden=24, embedding=12, dropout=0.0).build(Sizes(target=6, source=6))
+    golds = [[3, 4, 2], [5, 3, 2], [4, 4, 5, 2], [5, 2]]
+    batch = batch_of(golds, SYMBOLS, [[3, 4], [5, 3], [4, 4, 5], [5]])
+    objective = MinimumRisk(samples=10, alpha=0.5, cost=cost, max_length=6)
+    optimizer, seen = torch.optim.Adam(model.parameters(), lr=0.01), []
+    for step in range(80):
+        loss = loss_of(objective, model, batch, seed=step)
+        seen.append((metric(loss, "cost"), metric(loss, "sampled_cost")))
+        optimizer.zero_grad()
+        loss.mean.backward()
+        optimizer.step()
+    start, end = torch.tensor(seen[:5]).mean(0), torch.tensor(seen[-5:]).mean(0)
+    assert (end < 0.4 * start).all(), (start, end)
+
+
+class Headless:
+    """A model that can't be scored."""
+
+    def __init__(self) -> None:
+        model = toy()
+        self.start, self.embed, self.advance = model.start, model.embed, model.advance
+
+
+def test_a_model_that_lacks_something_is_told_what() -> None:
+    with pytest.raises(InputError, match="minimum_risk needs a model with score, which Headless"):
+        loss_of(MinimumRisk(), Headless(), batch_of([[3, 2]]))
+
+
+@pytest.mark.parametrize(
+    ("fields", "word"),
+    [
+        ({"samples": 0}, "samples must be at least 1, not 0"),
+        ({"samples": 1, "gold": False}, "samples must be at least 2 without the gold"),
+        ({"alpha": 0.0}, "alpha must be positive"),
+        ({"alpha": float("nan")}, "alpha must be positive"),
+        ({"cost": "blue"}, "cost is hamming or edit or bleu, not 'blue'"),
+        ({"temperature": 0.0}, "temperature must be positive"),
+        ({"max_length": 0}, "max_length must be at least 1"),
+        ({"mix": -0.1}, "mix must be a number from 0 on"),
+    ],
+)
+def test_wrong_fields_are_refused(fields: Any, word: str) -> None:
+    with pytest.raises(InputError, match=word):
+        MinimumRisk(**fields)
+
+
+def test_recipes_can_name_the_costs_alone() -> None:
+    assert build(MinimumRisk, {"cost": "bleu"}) == MinimumRisk(cost="bleu")
+    with pytest.raises(InputError, match=r'cost: expected one of "hamming", "edit", "bleu" or a function'):
+        build(MinimumRisk, {"cost": "blue"})
+
+
+def test_streams_of_samples_are_told_apart() -> None:
+    objective, batch = MinimumRisk(samples=3), batch_of([[3, 2]] * 400)
+    keys = objective.sampler().keys(batch, torch.Generator().manual_seed(0))
+    numbers = streams.uniform(keys, 0).unflatten(0, (400, 3))
+    correlations = torch.corrcoef(numbers.T) - torch.eye(3)
+    assert correlations.abs().max() < 0.15
