@@ -21,6 +21,7 @@ from unforced.relax import checked_alpha
 from unforced.types import Batch, DecoderState, Hypotheses
 
 LEAST = -69.0  # log of a mass that counts as none
+NEGLIGIBLE = 1e-6  # of a mixture: tokens that have less of it, all together, are not fed
 DONE = -14.0  # log of the mass that may still be running when a decoder stops
 
 
@@ -40,8 +41,12 @@ class SoftMove(NamedTuple):
     def inputs(self, model: StepDecoder) -> Tensor:
         if self.tokens is None:
             return model.embed_mix(self.weights.flatten(0, 1).unsqueeze(1))
-        vectors = model.embed(self.tokens)  # [B,M,E]
-        return torch.bmm(self.weights.to(vectors.dtype), vectors).flatten(0, 1).unsqueeze(1)
+        b, k, m = self.weights.shape
+        examples, places = (self.weights.amax(dim=1) > NEGLIGIBLE / m).nonzero(as_tuple=True)  # [L] each
+        vectors = model.embed(self.tokens[examples, places].unsqueeze(0))[0]  # [L,E]
+        weights = self.weights[examples, :, places].to(vectors.dtype)  # [L,K]
+        parts = (weights.unsqueeze(2) * vectors.unsqueeze(1)).flatten(1)  # [L,K·E]
+        return parts.new_zeros(b, parts.shape[1]).index_add(0, examples, parts).view(b * k, 1, -1)
 
 
 class SoftMemory(NamedTuple):

@@ -70,7 +70,6 @@ def soft_top(offer: Offer, k: int, alpha: float, keep: int | None, tolerance: fl
         return among(all_of(offer), k, alpha)
     with torch.no_grad():
         ranked = offer.scores if offer.extra is None else offer.scores + offer.extra.unsqueeze(1)
-        ranked = ranked.index_fill(2, offer.banned, -torch.inf)
     while keep * SHARE < everything:
         chosen = among(best_of(offer, ranked, max(keep, k)), k, alpha)
         if float(chosen.bound.max()) <= tolerance:
@@ -97,19 +96,19 @@ def all_of(offer: Offer) -> Candidates:
 
 
 def best_of(offer: Offer, ranked: Tensor, count: int) -> Candidates:
-    """The best ``count`` by ``ranked`` [B,k,V], scores with their extras and without what is banned; and all padding."""
+    """The best ``count`` by ``ranked`` [B,k,V], scores with their extras, and all padding; what is banned is not there."""
     b, k, v = offer.scores.shape
     dtype = _precision(offer.scores, count)
     with torch.no_grad():
         so_far = offer.so_far.to(ranked.dtype).masked_fill(~offer.runs, -torch.inf)
         values, parents, tokens = top_continuations(ranked, so_far, count, ties=False)
-        there = values > -torch.inf
+        there = (values > -torch.inf) & ~torch.isin(tokens, offer.banned)
     found = offer.so_far.to(dtype).gather(1, parents) + offer.scores.flatten(1).gather(
         1, parents * v + tokens
     )
     if offer.extra is not None:
         found = found + offer.extra.gather(1, tokens)
-    worst = found.detach()[:, -1].masked_fill(~there[:, -1], -torch.inf)
+    worst = torch.where(values[:, -1] > -torch.inf, found.detach()[:, -1], -torch.inf)
     if offer.stayed is not None and offer.stays is not None and offer.pad is not None:
         places = torch.arange(k, device=found.device).expand(b, k)
         found = torch.cat([found, offer.stayed.to(dtype)], dim=1)
@@ -138,7 +137,9 @@ def _bound(found: Candidates, peaks: Tensor, log_weights: Tensor, alpha: float) 
     distance = -alpha * (found.scores.gather(1, first) - peaks).square()
     log_z = distance - log_weights.gather(2, first.unsqueeze(2)).squeeze(2)
     others = math.log(found.left) - alpha * (found.worst.unsqueeze(1) - peaks).square()
-    return (others - log_z).amax(dim=1).exp()
+    bound = (others - log_z).amax(dim=1).exp()
+    few = (found.there.sum(dim=1) < peaks.shape[1]) & (found.worst > -torch.inf)
+    return bound.masked_fill(few, torch.inf)  # those left out would fill the empty places
 
 
 def _precision(scores: Tensor, count: int) -> torch.dtype:

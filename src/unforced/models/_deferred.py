@@ -1,13 +1,13 @@
-"""Matrix products of many small steps whose weight gradient is made once, at the end of the backward pass.
+"""Matrix products of many small steps that add to one gradient of their weight.
 
 A decoder that runs with gradient one step at a time multiplies by its vocabulary matrices at every step. Autograd then makes a
-gradient of the whole matrix at every step and adds them up, also where a step touched but a few of its rows. Here a step's
-backward only keeps its two factors; when the last of them is done, one product of all the factors gives the same sum.
+gradient of the whole matrix at every step and adds them up, also where a step touched but a few of its rows. Here each step's
+backward adds its part to one tensor, which becomes the weight's gradient when the last of them is done.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,24 +15,29 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 
-class Kept(NamedTuple):
-    """What the steps' backward passes left for the end: Σ of leftᵀ right, and of rows to be added at ids."""
+class Kept:
+    """What the steps' backward passes have added up so far."""
 
-    factors: list[tuple[Tensor, Tensor]]  # [n,V] and [n,H]
-    rows: list[tuple[Tensor, Tensor]]  # [n] and [n,H]
+    def __init__(self) -> None:
+        self.sum: Tensor | None = None
 
-    def total(self, like: Tensor) -> Tensor:
-        """The weight's gradient; nothing is kept any longer."""
-        if self.factors:
-            left, right = (torch.cat(column) for column in zip(*self.factors))
-            total = left.T @ right
+    def add(self, like: Tensor, left: Tensor, right: Tensor) -> None:
+        """Add leftᵀ right, of [n,V] and [n,H]."""
+        if self.sum is None:
+            self.sum = (left.T @ right).to(like.dtype)
         else:
-            total = torch.zeros_like(like)
-        for ids, values in self.rows:
-            total.index_add_(0, ids, values)
-        self.factors.clear()
-        self.rows.clear()
-        return total
+            self.sum.addmm_(left.T, right)
+
+    def add_rows(self, like: Tensor, ids: Tensor, values: Tensor) -> None:
+        """Add values [n,H] to the rows ids [n]."""
+        if self.sum is None:
+            self.sum = torch.zeros_like(like)
+        self.sum.index_add_(0, ids, values)
+
+    def take(self) -> Tensor | None:
+        """The sum, which is forgotten."""
+        found, self.sum = self.sum, None
+        return found
 
 
 class Deferred:
@@ -46,7 +51,7 @@ class Deferred:
     """
 
     def __init__(self, weight: Tensor) -> None:
-        self.kept = Kept([], [])
+        self.kept = Kept()
         self.weight = _Anchor.apply(weight, self.kept)
 
     def linear(self, x: Tensor) -> Tensor:
@@ -67,15 +72,17 @@ class _Anchor(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, kept: Kept) -> Tensor:
-        ctx.weight, ctx.kept = weight, kept
+        ctx.kept = kept
         ctx.set_materialize_grads(False)
         return weight.view_as(weight)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, direct: Tensor | None) -> tuple[Tensor | None, None]:
-        total = ctx.kept.total(ctx.weight)
-        return (total if direct is None else total + direct), None
+        total = ctx.kept.take()
+        if total is None or direct is None:
+            return direct if total is None else total, None
+        return total + direct, None
 
 
 class _Linear(torch.autograd.Function):
@@ -91,7 +98,7 @@ class _Linear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         x, weight = ctx.saved_tensors
-        ctx.kept.factors.append((grad.flatten(0, -2), x.flatten(0, -2)))
+        ctx.kept.add(weight, grad.flatten(0, -2), x.flatten(0, -2))
         return grad @ weight, None, None
 
 
@@ -108,7 +115,7 @@ class _Mix(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         x, weight = ctx.saved_tensors
-        ctx.kept.factors.append((x.flatten(0, -2), grad.flatten(0, -2)))
+        ctx.kept.add(weight, x.flatten(0, -2), grad.flatten(0, -2))
         return grad @ weight.T, None, None
 
 
@@ -117,13 +124,13 @@ class _Rows(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, ids: Tensor, weight: Tensor, kept: Kept) -> Tensor:
-        ctx.save_for_backward(ids)
+        ctx.save_for_backward(ids, weight)
         ctx.kept = kept
         return F.embedding(ids, weight)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[None, None, None]:
-        (ids,) = ctx.saved_tensors
-        ctx.kept.rows.append((ids.flatten(), grad.flatten(0, -2)))
+        ids, weight = ctx.saved_tensors
+        ctx.kept.add_rows(weight, ids.flatten(), grad.flatten(0, -2))
         return None, None, None
