@@ -130,7 +130,12 @@ class SoftTop:
         self, chosen: Chosen, size: torch.Size, memory: SoftMemory, now: Tensor | None, dtype: torch.dtype
     ) -> tuple[SoftMemory, SoftMove]:
         """Scores, costs and ends of the mixtures, and the move to them: CRB Algorithm 3, lines 8 to 15."""
-        (before, v), (candidates, log_weights, filled, bound) = size, chosen
+        (before, v), candidates, filled, log_weights = (
+            size,
+            chosen.candidates,
+            chosen.filled,
+            chosen.log_weights,
+        )
         weights = log_weights.exp()  # [B,K,M]
         s = torch.bmm(weights, candidates.scores.unsqueeze(2)).squeeze(2)
         if candidates.tokens is None or candidates.parents is None:
@@ -156,7 +161,7 @@ class SoftTop:
             filled=filled,
             costs=costs,
             prepared=memory.prepared,
-            bound=torch.maximum(memory.bound, bound.to(memory.bound.dtype)),
+            bound=torch.maximum(memory.bound, chosen.bound.to(memory.bound.dtype)),
             kept=memory.kept + candidates.scores.shape[1],
         )
         return memory, SoftMove(inputs.to(dtype), candidates.tokens, back.to(dtype))

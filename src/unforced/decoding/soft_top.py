@@ -21,7 +21,6 @@ from unforced.decoding.top import top_continuations
 from unforced.masking import FLOOR
 from unforced.relax import around
 
-GROWTH = 4  # by what M is multiplied where the bound is too large
 SHARE = 4  # from a quarter of all continuations on, all are weighed
 EXACT = 4096  # up to so many are weighed in double precision
 
@@ -59,6 +58,8 @@ class Chosen(NamedTuple):
 
     candidates: Candidates
     log_weights: Tensor  # [B,K,M] log p_i
+    peaks: Tensor  # [B,K] m_i
+    log_z: Tensor  # [B,K] log Z_i
     filled: Tensor  # [B,K] bool: with fewer than K candidates places stay empty; their p_i is the first one's
     bound: Tensor  # [B] on what of any p_i was left out
 
@@ -74,8 +75,18 @@ def soft_top(offer: Offer, k: int, alpha: float, keep: int | None, tolerance: fl
         chosen = among(best_of(offer, ranked, max(keep, k)), k, alpha)
         if float(chosen.bound.max()) <= tolerance:
             return chosen
-        keep *= GROWTH
+        keep = max(2 * keep, needed(offer, ranked, chosen, alpha, tolerance))
     return among(all_of(offer), k, alpha)
+
+
+@torch.no_grad()
+def needed(offer: Offer, ranked: Tensor, chosen: Chosen, alpha: float, tolerance: float) -> int:
+    """How many it takes: those so near the last peak that the rest, all as far as the farthest, has too little weight."""
+    found, peaks = chosen.candidates, chosen.peaks
+    far = (math.log(found.left) - math.log(max(tolerance, 1e-300)) - chosen.log_z).clamp(min=0)
+    edges = (peaks - (far / alpha).sqrt()).amin(dim=1, keepdim=True) - offer.so_far  # [B,k]
+    edges = edges.masked_fill(~offer.runs, torch.inf).to(ranked.dtype)
+    return int((ranked >= edges.unsqueeze(2)).sum(dim=(1, 2)).max()) + 1
 
 
 def all_of(offer: Offer) -> Candidates:
@@ -126,16 +137,17 @@ def among(found: Candidates, k: int, alpha: float) -> Chosen:
     filled = peaks > FLOOR / 2
     peaks = torch.where(filled, peaks, peaks[:, :1])
     log_weights = around(found.scores, peaks, alpha, found.there)
-    return Chosen(found, log_weights, filled, _bound(found, peaks, log_weights, alpha))
+    with torch.no_grad():
+        first = log_weights.argmax(dim=2)  # any candidate with weight tells log Z_i
+        distance = -alpha * (found.scores.gather(1, first) - peaks).square()
+        log_z = distance - log_weights.gather(2, first.unsqueeze(2)).squeeze(2)
+        bound = _bound(found, peaks, log_z, alpha)
+    return Chosen(found, log_weights, peaks, log_z, filled, bound)
 
 
-@torch.no_grad()
-def _bound(found: Candidates, peaks: Tensor, log_weights: Tensor, alpha: float) -> Tensor:
+def _bound(found: Candidates, peaks: Tensor, log_z: Tensor, alpha: float) -> Tensor:
     if found.worst is None or not found.left:
         return torch.zeros_like(peaks[:, 0])
-    first = log_weights.argmax(dim=2)  # any candidate with weight tells log Z_i
-    distance = -alpha * (found.scores.gather(1, first) - peaks).square()
-    log_z = distance - log_weights.gather(2, first.unsqueeze(2)).squeeze(2)
     others = math.log(found.left) - alpha * (found.worst.unsqueeze(1) - peaks).square()
     bound = (others - log_z).amax(dim=1).exp()
     few = (found.there.sum(dim=1) < peaks.shape[1]) & (found.worst > -torch.inf)
