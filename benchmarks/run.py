@@ -22,7 +22,7 @@ import machine
 import table
 from harness import RESULTS, SideError, say
 
-NAMES = ("startup", "beam_speed", "training_speed", "loop_overhead", "scheduled_sampling")
+NAMES = ("startup", "beam_speed", "training_speed", "loop_overhead", "scheduled_sampling", "soft_beam")
 
 
 def main() -> int:

@@ -3,16 +3,13 @@ model: forward, backward and AdamW, on batches of similar length, with a model t
 
 from __future__ import annotations
 
-import copy
 import itertools
-import statistics
-import time
-from collections.abc import Callable
 from typing import Any
 
 import corpus
 from harness import WORK, interleave, ratio, row, say
 from trained import batch, trained
+from updates import cost, peak, update
 
 UPDATES = 400
 PASSES = (1, 2, 4, 8)
@@ -58,40 +55,6 @@ def _batches(data: corpus.Corpus, count: int) -> list:
     return [batch(pairs[start : start + corpus.BATCH]) for start in starts]
 
 
-def _update(model, objective, batches: list, *, dropout: bool = True) -> Callable[[], float]:
-    """A turn: an update on each batch; milliseconds an update."""
-    import torch
-
-    from unforced.types import Progress
-
-    mine = copy.deepcopy(model).train(dropout)
-    optimizer = torch.optim.AdamW(mine.parameters(), lr=1e-7, fused=True)
-    rng = torch.Generator().manual_seed(1)
-
-    def turn() -> float:
-        begin = time.perf_counter()
-        for each in batches:
-            objective(mine, each, progress=Progress(), rng=rng).mean.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        return 1000 * (time.perf_counter() - begin) / len(batches)
-
-    return turn
-
-
-def _cost(title: str, against: str, times: dict[str, list[float]], over: str, target: float | None) -> dict:
-    figure = ratio(times[title], times[over])
-    medians = [statistics.median(times[name]) for name in (title, over)]
-    return row(
-        title,
-        against,
-        figure,
-        target=None if target is None else f"<= {target}",
-        passed=None if target is None else figure["median"] <= target,
-        absolute=f"{medians[0]:.0f} and {medians[1]:.0f} ms an update",
-    )
-
-
 def _parallel(model, batches: list, rounds: int) -> list[dict]:
     """One and more parallel passes, and the rise in cost from pass to pass."""
     from unforced.objectives.cross_entropy import CrossEntropy
@@ -99,15 +62,15 @@ def _parallel(model, batches: list, rounds: int) -> list[dict]:
     from unforced.objectives.scheduled_sampling import ScheduledSampling
 
     say("  parallel passes")
-    turns: dict[str, Any] = {"teacher forcing": _update(model, CrossEntropy(), batches)}
+    turns: dict[str, Any] = {"teacher forcing": update(model, CrossEntropy(), batches)}
     names = {n: f"Transformer, parallel, p 0.5, {n} pass{'es' * (n > 1)}" for n in PASSES}
     for n, name in names.items():
-        turns[name] = _update(model, ParallelScheduledSampling(passes=n, p=0.5), batches)
+        turns[name] = update(model, ParallelScheduledSampling(passes=n, p=0.5), batches)
     sequential = "Transformer, sequential, sample, mixing 0.5"
-    turns[sequential] = _update(model, ScheduledSampling(feed="sample", mixing=0.5), batches)
+    turns[sequential] = update(model, ScheduledSampling(feed="sample", mixing=0.5), batches)
     times = interleave(turns, rounds, unit="ms/update")
     rows = [
-        _cost(name, "teacher forcing", times, "teacher forcing", PARALLEL if n == 1 else None)
+        cost(name, "teacher forcing", times, "teacher forcing", PARALLEL if n == 1 else None)
         for n, name in names.items()
     ]
     first, last = PASSES[0], PASSES[-1]
@@ -122,7 +85,7 @@ def _parallel(model, batches: list, rounds: int) -> list[dict]:
             passed=slope["median"] <= SLOPE,
         )
     )
-    return [*rows, _cost(sequential, "teacher forcing", times, "teacher forcing", None)]
+    return [*rows, cost(sequential, "teacher forcing", times, "teacher forcing", None)]
 
 
 def _soft(model, batches: list, rounds: int) -> list[dict]:
@@ -131,24 +94,24 @@ def _soft(model, batches: list, rounds: int) -> list[dict]:
     from unforced.objectives.scheduled_sampling import ScheduledSampling
 
     say("  soft and hard inputs")
-    turns: dict[str, Any] = {"teacher forcing": _update(model, CrossEntropy(), batches)}
+    turns: dict[str, Any] = {"teacher forcing": update(model, CrossEntropy(), batches)}
     rows = []
     pairs = []
     for mixing in (0.5, 0.0):
         hard = f"LSTM, argmax, mixing {mixing:g}"
-        turns[hard] = _update(model, ScheduledSampling(feed="argmax", mixing=mixing), batches)
+        turns[hard] = update(model, ScheduledSampling(feed="argmax", mixing=mixing), batches)
         for feed in ("soft_argmax", "soft_sample"):
             for alpha in (1.0, 10.0) if feed == "soft_argmax" else (1.0,):
                 name = f"LSTM, {feed}, mixing {mixing:g}, α {alpha:g}"
                 objective = ScheduledSampling(feed=feed, mixing=mixing, alpha=alpha)  # type: ignore[arg-type]
-                turns[name] = _update(model, objective, batches)
+                turns[name] = update(model, objective, batches)
                 pairs.append((name, hard, SOFT if feed == "soft_argmax" else None))
     times = interleave(turns, rounds, unit="ms/update")
     for name, hard, target in pairs:
-        rows.append(_cost(name, "argmax", times, hard, target))
+        rows.append(cost(name, "argmax", times, hard, target))
     for mixing in (0.5, 0.0):
         hard = f"LSTM, argmax, mixing {mixing:g}"
-        rows.append(_cost(hard, "teacher forcing", times, "teacher forcing", None))
+        rows.append(cost(hard, "teacher forcing", times, "teacher forcing", None))
     return rows
 
 
@@ -165,11 +128,11 @@ def _lengths(model, data: corpus.Corpus, rounds: int) -> list[dict]:
         batches = [batch([([*text[:16], corpus.EOS], text) for text in texts])]
         sequential = f"Transformer, {length} tokens, sequential sample"
         turns = {
-            sequential: _update(model, ScheduledSampling(feed="sample", mixing=0.5), batches),
-            "parallel": _update(model, ParallelScheduledSampling(p=0.5), batches),
+            sequential: update(model, ScheduledSampling(feed="sample", mixing=0.5), batches),
+            "parallel": update(model, ParallelScheduledSampling(p=0.5), batches),
         }
         times = interleave(turns, rounds, unit="ms/update")
-        rows.append(_cost(sequential, "parallel, one pass", times, "parallel", None))
+        rows.append(cost(sequential, "parallel, one pass", times, "parallel", None))
         per_token[length] = [ms / length for ms in times[sequential]]
     for short, long in itertools.pairwise(LENGTHS):
         growth = ratio(per_token[long], per_token[short])
@@ -190,9 +153,7 @@ def _memory(model, each) -> list[dict]:
     from unforced.objectives.cross_entropy import CrossEntropy
     from unforced.objectives.parallel_scheduled_sampling import ParallelScheduledSampling
 
-    peaks = [
-        _peak(model, objective, each) for objective in (ParallelScheduledSampling(p=0.5), CrossEntropy())
-    ]
+    peaks = [peak(model, objective, each) for objective in (ParallelScheduledSampling(p=0.5), CrossEntropy())]
     found = {"median": peaks[0] / peaks[1]}
     return [
         row(
@@ -204,22 +165,3 @@ def _memory(model, each) -> list[dict]:
             absolute=f"{peaks[0] / 2**20:.0f} and {peaks[1] / 2**20:.0f} MiB",
         )
     ]
-
-
-def _peak(model, objective, each) -> int:
-    """The most bytes that were allocated at once by one forward and backward pass."""
-    import torch
-    from torch.profiler import ProfilerActivity, profile
-
-    from unforced.types import Progress
-
-    mine = copy.deepcopy(model).train()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
-        loss = objective(mine, each, progress=Progress(), rng=torch.Generator().manual_seed(1))
-        loss.mean.backward()
-    held = most = 0
-    changes = [event for event in seen.profiler.kineto_results.events() if event.name() == "[memory]"]
-    for event in sorted(changes, key=lambda event: event.start_ns()):
-        held += event.nbytes()
-        most = max(most, held)
-    return most

@@ -9,8 +9,11 @@ from shapes import SHAPES, unforced_model
 WARM_UP = 50  # updates in which the learning rate grows
 
 
-def trained(name: str, data: corpus.Corpus, updates: int):
-    """A model of ``shapes`` after so many updates of ``corpus.BATCH`` pairs; kept below ``WORK`` for the next run."""
+def trained(name: str, data: corpus.Corpus, updates: int, vocabulary: int | None = None):
+    """A model of ``shapes`` after so many updates of ``corpus.BATCH`` pairs; kept below ``WORK`` for the next run.
+
+    ``vocabulary`` is the number of target tokens; those that the data doesn't have are learnt never to come.
+    """
     import torch
     from safetensors.torch import load_file, save_file
 
@@ -18,8 +21,10 @@ def trained(name: str, data: corpus.Corpus, updates: int):
     from unforced.types import Progress, Sizes
 
     torch.manual_seed(1)
-    model = unforced_model(name, SHAPES[name]).build(Sizes(data.vocabulary, data.vocabulary))
-    kept = WORK / f"trained-{name}-{data.name}-{updates}.safetensors"
+    size = data.vocabulary if vocabulary is None else vocabulary
+    model = unforced_model(name, SHAPES[name]).build(Sizes(size, data.vocabulary))
+    label = name if vocabulary is None else f"{name}-{vocabulary}"
+    kept = WORK / f"trained-{label}-{data.name}-{updates}.safetensors"
     if kept.is_file():
         found = load_file(kept)
         if {k: v.shape for k, v in found.items()} == {k: v.shape for k, v in model.state_dict().items()}:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import unforced
 from unforced.costs import Hamming, Table, WeightedHamming, gold_steps
 from unforced.errors import InputError
 from unforced.tasks.tags import TagCodec
@@ -67,3 +68,10 @@ def test_a_table_of_hamming_costs_is_hamming_also_behind_the_end():
 def test_steps_of_the_gold_are_cut_or_padded():
     assert gold_steps(a_batch(), 1).tolist() == [[3], [5]]
     assert gold_steps(a_batch(), 4).tolist() == [[3, 4, 2, 0], [5, 2, 0, 0]]
+
+
+def test_a_cost_of_the_users_own_is_taken_in_python():
+    own = Table(lambda batch: torch.zeros(*batch.gold.shape, 6))
+    assert unforced.objective("soft_beam", cost=own).cost is own
+    with pytest.raises(InputError, match="expected a table with a name, not 3"):
+        unforced.objective("soft_beam", cost=3)

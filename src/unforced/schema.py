@@ -94,7 +94,8 @@ def convert(hint: Any, value: Any, where: str, named: Named = nobody) -> Any:
     """``value`` as a field of type ``hint`` holds it; raises ``InputError`` where it can't."""
     classes = named(hint)
     if classes is not None:
-        return pick(classes, value, where, named)
+        own = isinstance(hint, type) and not isinstance(value, str | Mapping) and isinstance(value, hint)
+        return value if own else pick(classes, value, where, named)  # in Python it may be one of the user's own
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         return convert_union(hint, value, where, named)

@@ -1,0 +1,63 @@
+"""What an update costs in time and memory: forward, backward and AdamW of a model with an objective."""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import time
+from collections.abc import Callable
+
+from harness import ratio, row
+
+
+def update(model, objective, batches: list, *, dropout: bool = True) -> Callable[[], float]:
+    """A turn: an update on each batch; milliseconds an update."""
+    import torch
+
+    from unforced.types import Progress
+
+    mine = copy.deepcopy(model).train(dropout)
+    optimizer = torch.optim.AdamW(mine.parameters(), lr=1e-7, fused=True)
+    rng = torch.Generator().manual_seed(1)
+
+    def turn() -> float:
+        begin = time.perf_counter()
+        for each in batches:
+            objective(mine, each, progress=Progress(), rng=rng).mean.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return 1000 * (time.perf_counter() - begin) / len(batches)
+
+    return turn
+
+
+def cost(title: str, against: str, times: dict[str, list[float]], over: str, target: float | None) -> dict:
+    figure = ratio(times[title], times[over])
+    medians = [statistics.median(times[name]) for name in (title, over)]
+    return row(
+        title,
+        against,
+        figure,
+        target=None if target is None else f"<= {target}",
+        passed=None if target is None else figure["median"] <= target,
+        absolute=f"{medians[0]:.0f} and {medians[1]:.0f} ms an update",
+    )
+
+
+def peak(model, objective, each) -> int:
+    """The most bytes that were allocated at once by one forward and backward pass."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    from unforced.types import Progress
+
+    mine = copy.deepcopy(model).train()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        loss = objective(mine, each, progress=Progress(), rng=torch.Generator().manual_seed(1))
+        loss.mean.backward()
+    held = most = 0
+    changes = [event for event in seen.profiler.kineto_results.events() if event.name() == "[memory]"]
+    for event in sorted(changes, key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        most = max(most, held)
+    return most
