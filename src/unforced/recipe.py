@@ -30,7 +30,7 @@ SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")  # names that become names of 
 
 @dataclass(frozen=True)
 class Variant:
-    """A named set of changes to a recipe, as plain data."""
+    """A named set of changes to a recipe, as a file spells them."""
 
     name: str
     changes: Data = field(default_factory=dict)
@@ -139,9 +139,8 @@ def assemble(data: Data, overrides: Data, chosen: Sequence[str] | None = None) -
             check_complete(full)
         except InputError as error:
             raise InputError(f"variant {variant.name}: {error}") from None
-        variants.append(
-            Variant(variant.name, difference(plain, {k: v for k, v in full.to_data().items() if k in BODY}))
-        )
+        changes = difference(plain, {k: v for k, v in full.to_data().items() if k in BODY})
+        variants.append(Variant(variant.name, spell_none(changes)))
     return replace(base, variants=tuple(variants) or base.variants)
 
 
@@ -195,7 +194,7 @@ def read_variants(tables: Any) -> list[Variant]:
         name = check_name(table["name"], f"variants[{i}].name")
         changes = {key: value for key, value in table.items() if key != "name"}
         check_keys(changes, BODY, f"variant {name}")
-        variants.append(Variant(name, normalize(changes)))
+        variants.append(Variant(name, spell_none(normalize(changes))))
         if name in {v.name for v in variants[:-1]}:
             raise InputError(f'variants: there are two of the name "{name}"')
     return variants
