@@ -28,7 +28,7 @@ class Measure:
 
 @dataclass(frozen=True)
 class LengthBin:
-    """Test examples whose first answer has ``low`` to ``high`` units, both included."""
+    """Test examples whose source, or first answer, has ``low`` to ``high`` units, both included."""
 
     low: int
     high: int
@@ -99,7 +99,7 @@ class Comparison:
     rows: tuple[Row, ...]
     runs: tuple[RunState, ...]
     lengths: tuple[LengthBin, ...] = ()
-    length_unit: str = ""  # "words" or "characters"
+    length_unit: str = ""  # such as "words of the source"
     notes: tuple[str, ...] = ()
 
     @property

@@ -94,8 +94,9 @@ def convert(hint: Any, value: Any, where: str, named: Named = nobody) -> Any:
     """``value`` as a field of type ``hint`` holds it; raises ``InputError`` where it can't."""
     classes = named(hint)
     if classes is not None:
-        own = isinstance(hint, type) and not isinstance(value, str | Mapping) and isinstance(value, hint)
-        return value if own else pick(classes, value, where, named)  # in Python it may be one of the user's own
+        if isinstance(hint, type) and not isinstance(value, str | Mapping) and isinstance(value, hint):
+            return value  # given in Python, and perhaps of the user's own making
+        return pick(classes, value, where, named)
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         return convert_union(hint, value, where, named)

@@ -86,6 +86,27 @@ def comparison_tables(comparison: Comparison) -> tuple[Table, ...]:
     return tuple(_table(comparison, measure) for measure in comparison.measures)
 
 
+def length_table(comparison: Comparison) -> tuple[Table, ...]:
+    """The first metric by length, a column for each bin; nothing where there are no bins."""
+    if not comparison.lengths or not comparison.measures:
+        return ()
+    measure = comparison.measures[0].name
+    rows = [row for row in comparison.rows if measure in row.cells and row.cells[measure].by_length]
+    places = decimals(value for row in rows for value in row.cells[measure].by_length)
+    header = [f"{b.low}–{b.high}" if b.low < b.high else str(b.low) for b in comparison.lengths]
+    return (
+        Table(
+            f"{measure} by length ({comparison.length_unit})",
+            ("variant", "decoder", *header),
+            tuple(
+                (row.variant, row.decoder, *(number(v, places) for v in row.cells[measure].by_length))
+                for row in rows
+            ),
+            (False, False, *(True for _ in header)),
+        ),
+    )
+
+
 def comparison_notes(comparison: Comparison) -> tuple[str, ...]:
     """What stands under the tables: how every column was computed, and what it doesn't say."""
     seeds = comparison.seeds
@@ -129,7 +150,7 @@ def comparison_notes(comparison: Comparison) -> tuple[str, ...]:
 def comparison_markdown(comparison: Comparison) -> str:
     """The tables and their notes as Markdown, for pages that hold generated figures."""
     parts = []
-    for table in comparison_tables(comparison):
+    for table in (*comparison_tables(comparison), *length_table(comparison)):
         rule = ["---:" if numeric else "---" for numeric in table.numeric]
         lines = [table.header, rule, *table.rows]
         parts.append(f"{table.title}\n")

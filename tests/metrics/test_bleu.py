@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unforced.errors import InputError
-from unforced.metrics.bleu import Bleu
+from unforced.metrics.bleu import Bleu, LengthRatio, NgramPrecision
 from unforced.metrics.chrf import ChrF
 
 SENTENCE = st.lists(st.sampled_from(["the", "cat", "sat", "on", "a", "Mat,", "it's", "."]), max_size=12).map(
@@ -108,3 +108,20 @@ def test_unequal_numbers_are_refused(metric: Bleu) -> None:
     for outputs, answers in ((["a", "b"], [["a"]]), (["a"], [["a"], ["b"]]), (["a"], [[]])):
         with pytest.raises(InputError):
             metric.statistics(outputs, answers)
+
+
+@given(corpora(2))
+@settings(max_examples=40, deadline=None)
+def test_the_parts_of_bleu_are_sacrebleus(corpus: list[tuple[str, list[str]]]) -> None:
+    outputs, answers = [c[0] for c in corpus], [c[1] for c in corpus]
+    expected = sacrebleu.BLEU(smooth_method="none", force=True).corpus_score(
+        outputs, [list(column) for column in zip(*answers)]
+    )
+    for order in (1, 2, 3, 4):
+        metric = NgramPrecision(order=order, references=2)
+        assert float(metric.score(metric.statistics(outputs, answers).sum(axis=0))) == pytest.approx(
+            expected.precisions[order - 1]
+        )
+    ratio = LengthRatio(references=2)
+    found = float(ratio.score(ratio.statistics(outputs, answers).sum(axis=0)))
+    assert found == pytest.approx(100 * expected.sys_len / max(expected.ref_len, 1))

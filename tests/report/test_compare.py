@@ -51,7 +51,7 @@ Write = Callable[..., Recipe]
 def write(tmp_path: Path) -> Write:
     """A function that writes a recipe over small files and loads it."""
     for split in ("train", "dev", "test"):
-        rows = [f"word{i}\t{' '.join('abcdefgh'[: 2 + i % 6])} {split[0]}" for i in range(60)]
+        rows = [f"word{i}{' x' * (i % 4)}\t{' '.join('abcdefgh'[: 2 + i % 6])} {split[0]}" for i in range(60)]
         (tmp_path / f"{split}.tsv").write_text("\n".join(rows) + "\n")
 
     def make(variants: str = SMOOTHED, name: str = "toy", overrides: Sequence[str] = ()) -> Recipe:
@@ -152,7 +152,10 @@ def test_every_variant_and_seed_is_trained_and_decoded(write: Write, tmp_path: P
     page = (folder / "report.html").read_text()
     assert "make demo" in page
     assert 'http-equiv="refresh"' not in page
-    assert "Score by length of the reference" in page
+    assert "Score by length" in page
+    assert "length (words of the source)" in page
+    assert result.length_unit == "words of the source"
+    assert sum(each.examples for each in result.lengths) == 60
     assert load(folder) == write()
 
 

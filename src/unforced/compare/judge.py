@@ -27,19 +27,21 @@ def judge(
     *,
     samples: int = 1000,
     permutations: int = 10000,
+    sources: bool = False,
 ) -> Comparison:
     """The summary of these runs (``report.summary``) with intervals, tests and scores by length filled in.
 
-    A variant is tested against the baseline with the same decoder, over the seeds that both have finished.
+    A variant is tested against the baseline with the same decoder, over the seeds that both have finished. Lengths are
+    those of the ``sources``, where these are text, or else of the first answers.
     """
-    answers = same_answers(runs, comparison)
+    texts = same_examples(runs, comparison, sources)
     by_name = {metric.name: metric for metric in metrics}
     unknown = [measure.name for measure in comparison.measures if measure.name not in by_name]
     if unknown:
         raise InputError(
             f"{unknown[0]}: is in the runs' scores and not among the task's metrics ({', '.join(by_name)})"
         )
-    bins, members, unit = length_bins(answers)
+    bins, members, unit = length_bins(texts)
     widths = [m["width"] for run in runs for found in run.scores.values() for m in found["metrics"].values()]
     if max(widths, default=0) > WIDE:
         permutations = min(permutations, FEW)
@@ -65,7 +67,7 @@ def judge(
         bootstrap_samples=samples,
         permutations=permutations if len({row.variant for row in rows}) > 1 else 0,
         lengths=bins,
-        length_unit=unit,
+        length_unit=unit and f"{unit} of the {'source' if sources else 'reference'}",
     )
 
 
@@ -81,36 +83,39 @@ def statistics(
     return found
 
 
-def same_answers(runs: Sequence[Run], comparison: Comparison) -> list[str]:
-    """The first answer of every test example, after checking that all runs were tested on the same answers."""
+def same_examples(runs: Sequence[Run], comparison: Comparison, sources: bool) -> list[str]:
+    """The source or first answer of every test example, after checking that all runs were tested on the same answers."""
     first: tuple[Run, list[list[str]]] | None = None
+    texts: list[str] = []
     for run in runs:
         for split, decoder in run.scores:
             if split != comparison.split:
                 continue
-            answers = [row["answers"] for row in run.predictions(split, decoder)]
+            rows = run.predictions(split, decoder)
+            answers = [row["answers"] for row in rows]
             if first is None:
                 first = run, answers
+                texts = [str(row["source"] if sources else (row["answers"] or [""])[0]) for row in rows]
             elif answers != first[1]:
                 raise InputError(
                     f"{run.folder.path}: was tested on other references than {first[0].folder.path}, so that the two "
                     "can't be compared"
                 )
-    return [] if first is None else [str(answer[0]) if answer else "" for answer in first[1]]
+    return texts
 
 
-def length_bins(answers: Sequence[str]) -> tuple[tuple[LengthBin, ...], list[np.ndarray], str]:
-    """Bins of the answers' lengths with about as many examples each, the members of each, and the unit.
+def length_bins(texts: Sequence[str]) -> tuple[tuple[LengthBin, ...], list[np.ndarray], str]:
+    """Bins of the texts' lengths with about as many examples each, the members of each, and the unit.
 
-    No bins where answers are pictures, of one length, or too few.
+    No bins where texts are pictures, of one length, or too few.
 
     >>> length_bins(["a b"] * 30 + ["a b c"] * 20)[0]
     (LengthBin(low=2, high=2, examples=30), LengthBin(low=3, high=3, examples=20))
     """
-    if not answers or read_picture(answers[0]) is not None:
+    if not texts or read_picture(texts[0]) is not None:
         return (), [], ""
-    words = any(" " in answer for answer in answers)
-    lengths = np.array([len(answer.split()) if words else len(answer) for answer in answers])
+    words = any(" " in text for text in texts)
+    lengths = np.array([len(text.split()) if words else len(text) for text in texts])
     uppers = sorted({int(np.quantile(lengths, (i + 1) / BINS, method="higher")) for i in range(BINS)})
     edges = [int(lengths.min())]  # where each bin begins
     for upper in uppers[:-1]:

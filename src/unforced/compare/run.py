@@ -77,8 +77,15 @@ def compare(
             record.write(record.summary())
     if all(state.state == "failed" for state in record.states):
         raise InputError(f"all runs failed; the first one: {record.states[0].reason}")
-    metrics = planned[0].recipe.task.metrics()
-    result = judge(record.summary(), record.runs(), metrics, samples=samples, permutations=permutations)
+    task = planned[0].recipe.task
+    result = judge(
+        record.summary(),
+        record.runs(),
+        task.metrics(),
+        samples=samples,
+        permutations=permutations,
+        sources=getattr(task, "reads_text", False),
+    )
     page = record.write(result)
     if table:
         print_comparison(result)

@@ -67,3 +67,37 @@ class Bleu:
         count = "var" if self.references is None else self.references
         case = "lc" if self.lowercase else "mixed"
         return f"nrefs:{count}|case:{case}|eff:no|tok:{self.tokenize}|smooth:exp|version:{__version__}"
+
+
+@dataclass
+class NgramPrecision(Bleu):
+    """The share of the outputs' n-grams that an answer has, in per cent: one factor of BLEU.
+
+    >>> metric = NgramPrecision(order=2)
+    >>> metric.name, float(metric.score(metric.statistics(["a b c"], [["a b d"]]).sum(axis=0)))
+    ('precision_2', 50.0)
+    """
+
+    order: int = 1
+
+    def __post_init__(self) -> None:
+        self.name = f"precision_{self.order}"
+
+    def score(self, sums: np.ndarray) -> np.ndarray:
+        hits, totals = sums[..., 1 + self.order], sums[..., 1 + ORDER + self.order]
+        return 100 * hits / np.maximum(totals, 1)
+
+
+@dataclass
+class LengthRatio(Bleu):
+    """The outputs' length over that of their closest answers, in per cent; 100 is best (tables call higher better).
+
+    >>> metric = LengthRatio()
+    >>> float(metric.score(metric.statistics(["a b c"], [["a b d e"]]).sum(axis=0)))
+    75.0
+    """
+
+    name: str = "length_ratio"
+
+    def score(self, sums: np.ndarray) -> np.ndarray:
+        return 100 * sums[..., 0] / np.maximum(sums[..., 1], 1)

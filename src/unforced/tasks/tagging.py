@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from unforced.errors import InputError
 from unforced.metrics.accuracy import TokenAccuracy
@@ -71,6 +71,8 @@ class Tagging:
     >>> coarse("B-GRT"), coarse("O")
     ('B-ORG', 'O')
     """
+
+    reads_text: ClassVar[bool] = True  # sources are text, and may be long or short
 
     dataset: Literal["german_ler", "germeval14_small", "ccg_ewt"] | None = None
     coarse: bool = False

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -108,6 +108,8 @@ class TextTask(ABC):
 
     Lengths are counted in white-space separated words, or in characters where the tokens are characters.
     """
+
+    reads_text: ClassVar[bool] = True  # sources are text, and may be long or short
 
     source_tokens: Tokens = "words"  # how sources are cut: white-space words, characters, byte pair encoding
     target_tokens: Tokens = "words"  # how targets are cut

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from unforced.metrics.bleu import Bleu
+from unforced.metrics.bleu import ORDER, Bleu, LengthRatio, NgramPrecision
 from unforced.metrics.protocol import Metric
 from unforced.tasks.files import read_tsv
 from unforced.tasks.locate import find
@@ -29,6 +29,7 @@ class Translation(TextTask):
     source_tokens: Tokens = "bpe"  # how sources are cut
     target_tokens: Tokens = "bpe"  # how targets are cut
     joint: bool = True  # one vocabulary of target_size for both languages
+    parts: bool = False  # also report the n-gram precisions and the length ratio
 
     def read(self, split: Split) -> Examples:
         part = {"train": "train", "dev": "val", "test": f"test_{self.test_set}_flickr"}[split]
@@ -39,4 +40,9 @@ class Translation(TextTask):
         return self.choose(split, ((english, german) for _, (german, english) in rows), dropped)
 
     def output_metrics(self) -> tuple[Metric, ...]:
-        return (Bleu(tokenize="13a" if self.variant == "raw" else "none"),)
+        tokens: Literal["13a", "none"] = "13a" if self.variant == "raw" else "none"
+        parts = [
+            *(NgramPrecision(tokenize=tokens, order=n + 1) for n in range(ORDER)),
+            LengthRatio(tokenize=tokens),
+        ]
+        return (Bleu(tokenize=tokens), *(parts if self.parts else []))
