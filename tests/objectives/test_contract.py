@@ -12,6 +12,8 @@ from unforced.catalogue import CATALOGUE, resolve
 from unforced.models.lstm import LSTM
 from unforced.models.toy import Toy
 from unforced.models.transformer import Transformer
+from unforced.objectives.sequence_smoothing import SequenceSmoothing
+from unforced.objectives.token_smoothing import TokenSmoothing
 from unforced.types import Batch, Loss, Progress, Sizes, Symbols
 
 SYMBOLS = Symbols(pad=0, bos=1, eos=2, banned=(0, 1))
@@ -35,6 +37,30 @@ TABLE: dict[str, list[dict[str, Any]]] = {
         {"p": 1.0, "passes": 2, "pick": "argmax"},
         {"p": 0.0},
     ],
+    "token_smoothing": [
+        {"tau": 0.3, "mix": 0.6, "nearest": 3},
+        {"tau": 0.5, "nearest": None},
+        {"tau": 0.5, "vectors": "uniform"},
+    ],
+    "sequence_smoothing": [
+        {"tau": 0.7},
+        {"tau": 1.0, "mix": 0.4, "samples": 3, "vocabulary": "references"},
+        {"tau": 0.3, "proposal_tau": 1.0, "reward": "bleu", "samples": 4},
+        {"tau": 0.7, "reward": "edit", "proposal": "edit", "samples": 4, "mix": 0.7},
+        {"tau": 0.7, "lazy": True, "mix": 0.6, "samples": 2},
+        {"tau": 0.7, "lazy": True, "samples": None},
+        {"tau": 0.7, "lazy": True, "samples": None, "vocabulary": "references"},
+    ],
+    "token_sequence_smoothing": [
+        {
+            "token": TokenSmoothing(tau=0.3, mix=0.6, nearest=3),
+            "sequence": SequenceSmoothing(tau=0.7, mix=0.5),
+        },
+        {
+            "token": TokenSmoothing(tau=0.5, nearest=2),
+            "sequence": SequenceSmoothing(tau=0.7, lazy=True, samples=2, reward="edit"),
+        },
+    ],
     "self_normalized": [{"strength": 0.1}, {"strength": 0.0}],
     "beam_search_optimization": [{"beam": 3}, {"beam": 2, "scores": "local", "beyond": 1}],
     "minimum_risk": [
@@ -53,6 +79,11 @@ ROWS = [pytest.param(name, fields, id=f"{name}-{fields}") for name, rows in TABL
 GOLD_ONLY = [
     ("label_smoothing", {"smoothing": 0.0}),
     ("self_normalized", {"strength": 0.0}),
+    ("token_smoothing", {"tau": 0.0}),
+    ("token_smoothing", {"mix": 0.0}),
+    ("sequence_smoothing", {"tau": 0.0}),
+    ("sequence_smoothing", {"mix": 0.0}),
+    ("token_sequence_smoothing", {"token": TokenSmoothing(tau=0.0), "sequence": SequenceSmoothing(tau=0.0)}),
     ("scheduled_sampling", {"feed": "argmax", "mixing": 1.0}),
     ("scheduled_sampling", {"feed": "soft_sample", "mixing": 1.0}),
     ("parallel_scheduled_sampling", {"p": 0.0}),

@@ -44,6 +44,23 @@ def test_training_has_an_example_a_caption_and_other_splits_one_a_picture(task):
     assert task.read("train").dropped == {"in another split": 2}
 
 
+def test_all_captions_of_a_picture_are_its_references(task):
+    train = task.read("train")
+    assert [e.references for e in train] == [
+        ("a red square",),
+        ("a blue square", "a square : blue"),
+        ("a blue square", "a square : blue"),
+    ]
+    codec = task.fit(train)
+    encoded = [codec.encode(example) for example in train]
+    assert encoded[0].references == ()  # nothing but the target
+    words = {codec.token_names()[id] for id in encoded[1].references}
+    assert words == {"a", "blue", "square", ":"}
+    assert encoded[1].references == encoded[2].references
+    batch = codec.collate(encoded, range(3))
+    assert sorted(batch.references[0].tolist()) == sorted(encoded[0].target)
+
+
 def test_pictures_go_by_a_name(task):
     assert str(task.read("dev")[0].source) == "picture 2"
 

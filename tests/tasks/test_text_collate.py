@@ -94,3 +94,14 @@ def test_what_cannot_be_a_batch_is_refused(encoded: list[Encoded], options: dict
 def test_ids_must_be_as_many_as_examples() -> None:
     with pytest.raises(InputError, match="1 examples but 2 ids"):
         collate([Encoded(None, [2])], [0, 1], SYMBOLS)
+
+
+def test_references_are_padded_and_go_with_their_rows() -> None:
+    encoded = [Encoded([4], [6, 2], (6, 7, 8)), Encoded([5], [9, 9, 2]), Encoded([4], [2], (3,))]
+    batch = collate(encoded, [0, 1, 2], SYMBOLS)
+    assert batch.references is not None
+    assert batch.references.tolist() == [[6, 7, 8], [9, 9, 2], [3, 0, 0]]  # one that has none is its own
+    some = batch.select(torch.tensor([2, 0])).to("cpu").references
+    assert some is not None
+    assert some.tolist() == [[3, 0, 0], [6, 7, 8]]
+    assert collate([Encoded([4], [6, 2])], [0], SYMBOLS).references is None

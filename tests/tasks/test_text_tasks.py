@@ -236,3 +236,12 @@ def test_summarization(data: Path) -> None:
 def test_missing_data_sets_say_where_they_come_from(data: Path, task: Task) -> None:
     with pytest.raises(InputError, match=r"comes from https://github\.com/"):
         task.read("train")
+
+
+def test_g2p_references_are_encoded_where_there_are_several() -> None:
+    codec = G2P().fit([Example("read", "R IY D"), Example("red", "R EH D")])
+    assert codec.encode(Example("red", "R EH D", ("R EH D",))).references == ()
+    both = codec.encode(Example("read", "R IY D", ("R IY D", "R EH D")))
+    assert [codec.token_names()[id] for id in both.references] == sorted(
+        {"R", "IY", "D", "EH"}, key=codec.token_names().index
+    )

@@ -201,7 +201,7 @@ class BeamSearchOptimization:
         if not isinstance(self.beam, Schedule):
             checked_beam(self.beam)
 
-    def fitted(self, codec: Any) -> BeamSearchOptimization:
+    def fitted(self, codec: Any, examples: Any = ()) -> BeamSearchOptimization:
         own = getattr(self.cost, "fitted", None)
         return self if own is None else replace(self, cost=own(codec))
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from unforced.types import Batch, Loss, Progress
+from unforced.types import Batch, Encoded, Loss, Progress
 
 
 @runtime_checkable
@@ -21,7 +22,10 @@ class Objective(Protocol):
     def __call__(self, model: Any, batch: Batch, *, progress: Progress, rng: torch.Generator) -> Loss: ...
 
 
-def fitted(objective: Objective, codec: Any) -> Objective:
-    """The objective, knowing the data's vocabulary: what its own ``fitted(codec)`` gives, if it has such a thing."""
+def fitted(objective: Objective, codec: Any, examples: Sequence[Encoded] = ()) -> Objective:
+    """The objective, knowing the data: what its own ``fitted(codec, examples)`` gives, if it has such a thing.
+
+    ``codec`` knows the vocabulary, ``examples`` are all that it is trained on.
+    """
     own = getattr(objective, "fitted", None)
-    return objective if own is None else own(codec)
+    return objective if own is None else own(codec, examples)

@@ -67,7 +67,7 @@ class SoftBeam:
         if not isinstance(self.alpha, Schedule):
             checked_alpha(self.alpha)
 
-    def fitted(self, codec: Any) -> SoftBeam:
+    def fitted(self, codec: Any, examples: Any = ()) -> SoftBeam:
         own = getattr(self.cost, "fitted", None)
         return self if own is None else replace(self, cost=own(codec))
 

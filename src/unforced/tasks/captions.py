@@ -42,7 +42,7 @@ class Captions:
     Without further options these are 24×24 emoji in two drawing styles, and their names in ``language``. ``images`` names an
     ``.npz`` of one's own instead, with an array x [N,H,W] or [N,H,W,C] of uint8, and ``captions`` a JSON-lines file whose
     i-th object describes x[i]: "split" is "train", "dev" or "test" and ``caption_key`` holds a caption or a list of them.
-    For training each caption is an example; else each picture is one and its captions are all acceptable.
+    For training each caption is an example; else each picture is one. All captions of a picture are its references.
 
     >>> Captions().metrics()[1].name
     'cider'
@@ -115,7 +115,7 @@ class Captions:
         short = [text for text in tokenized if self.longest is None or len(text.split()) <= self.longest]
         for _ in range(len(tokenized) - len(short)):
             count(dropped, "too long")
-        return [Example(picture, text) for text in short]
+        return [Example(picture, text, tuple(tokenized)) for text in short]
 
     def fit(self, train: Sequence[Example]) -> PictureCodec:
         if not train:

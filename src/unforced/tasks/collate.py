@@ -30,6 +30,7 @@ def collate(
 
     ``fixed_length`` fills ``Batch.length``: with the source's number of tokens, or else with the target's length.
     ``length`` does so with a number all outputs share (pixels), for batches that may have no targets.
+    Where some example has references, one that has none is its own.
 
     >>> from unforced.types import Encoded, Symbols
     >>> batch = collate([Encoded([4, 5], [6, 2]), Encoded([4], [2])], [0, 1], Symbols(0, 1, 2))
@@ -53,6 +54,10 @@ def collate(
         lengths = target_lengths if source_lengths is None else source_lengths
     if lengths is not None:
         _check_lengths(target_lengths, lengths, ids)
+    references = None
+    if any(len(example.references) for example in encoded):
+        answers = [example.references if len(example.references) else example.target for example in encoded]
+        references, _, _ = _pad(answers, symbols.pad)
     return Batch.of_gold(
         gold,
         mask,
@@ -61,6 +66,7 @@ def collate(
         source_mask=source_mask,
         length=lengths,
         ids=torch.as_tensor(ids, dtype=torch.long),
+        references=references,
     )
 
 

@@ -58,7 +58,7 @@ class PictureCodec:
             )
         planes = pixels.transpose(2, 0, 1) if pixels.ndim == 3 else pixels[None]
         target = [] if example.target is None else self.target.encode(example.target, eos=True)
-        return Encoded(np.divide(planes, 255, dtype=np.float32), target)
+        return Encoded(np.divide(planes, 255, dtype=np.float32), target, self.target.references(example))
 
     def collate(self, encoded: Sequence[Encoded], ids: Sequence[int]) -> Batch:
         return collate(encoded, ids, self.symbols)

@@ -24,7 +24,7 @@ class Pixels:
 
     >>> codec = Pixels(shape=(2, 2), levels=17, classes=10)
     >>> codec.encode(Example(3, np.array([[0, 16], [8, 0]])))
-    Encoded(source=3, target=[0, 16, 8, 0])
+    Encoded(source=3, target=[0, 16, 8, 0], references=())
     >>> codec.show(codec.decode([0, 16, 8, 0])), codec.parse("7")
     ('[[0,16],[8,0]]', 7)
     >>> codec.sizes

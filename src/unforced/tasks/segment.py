@@ -16,6 +16,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from unforced.errors import InputError
 from unforced.tasks.vocabulary import Vocabulary
+from unforced.types import Example
 
 Tokens = Literal["words", "characters", "bpe"]
 BYTES = len(pre_tokenizers.ByteLevel.alphabet())
@@ -169,6 +170,12 @@ class TextCoder:
     def encode(self, text: str, eos: bool) -> list[int]:
         text = text.lower() if self.lowercase else text
         return self.vocabulary.encode(self.segmenter.split(text), eos)
+
+    def references(self, example: Example) -> tuple[int, ...]:
+        """The ids that occur in an example's references, in ascending order; none if the target is all there is."""
+        if set(example.references) <= {example.target}:
+            return ()
+        return tuple(sorted({id for text in example.references for id in self.encode(text, eos=False)}))
 
     def decode(self, ids: Sequence[int]) -> str:
         return self.segmenter.join(self.vocabulary.decode(ids))

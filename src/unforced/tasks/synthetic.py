@@ -31,7 +31,7 @@ class Letters:
 
     >>> codec = Letters(alphabet=5, length=5)
     >>> codec.encode(Example(None, "abcba"))
-    Encoded(source=None, target=[0, 1, 2, 1, 0])
+    Encoded(source=None, target=[0, 1, 2, 1, 0], references=())
     >>> codec.decode([4, 0, 0, 0, 4])
     'eaaae'
     >>> codec.symbols

@@ -25,7 +25,7 @@ class TagCodec:
     >>> tags = Vocabulary.learn([["B-PER", "O"]], eos=False)
     >>> codec = TagCodec(words, tags)
     >>> codec.encode(Example(("Otto", "schläft"), ("B-PER", "O")))
-    Encoded(source=array([2, 4]), target=[3, 4])
+    Encoded(source=array([2, 4]), target=[3, 4], references=())
     >>> codec.decode([3, 4])
     ('B-PER', 'O')
     """

@@ -30,7 +30,7 @@ class PairCodec:
     >>> from unforced.types import Example
     >>> codec = PairCodec(TextCoder.learn(["ab"], "characters"), TextCoder.learn(["x y"], "words"))
     >>> codec.encode(Example("ba", "y"))
-    Encoded(source=array([5, 4, 2]), target=[5, 2])
+    Encoded(source=array([5, 4, 2]), target=[5, 2], references=())
     >>> codec.decode([5, 4])
     'y x'
     """
@@ -44,10 +44,11 @@ class PairCodec:
 
     def encode(self, example: Example) -> Encoded:
         target = [] if example.target is None else self.target.encode(example.target, eos=True)
+        references = self.target.references(example)
         if self.source is None:
-            return Encoded(None, target)
+            return Encoded(None, target, references)
         source = self.source.encode(self._cut(example.source), eos=True)
-        return Encoded(np.asarray(source, dtype=np.int64), target)
+        return Encoded(np.asarray(source, dtype=np.int64), target, references)
 
     def _cut(self, text: str) -> str:
         if self.cut_source is None or self.source is None:

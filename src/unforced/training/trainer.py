@@ -57,7 +57,7 @@ class Trainer:
         collate = job.fitted.codec.collate
         self.updater = Updater(
             job.model,
-            fitted(job.objective, job.fitted.codec),
+            fitted(job.objective, job.fitted.codec, encoded),
             job.options,
             accelerator,
             lambda rows: collate([encoded[row] for row in rows], rows),

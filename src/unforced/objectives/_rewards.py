@@ -1,0 +1,114 @@
+"""How far an output is from the gold, for outputs that are drawn by one distribution and weighed by another."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from rapidfuzz.distance import Levenshtein
+from torch import Tensor
+
+from unforced.objectives.minimum_risk import END, as_lists, bleu_cost, ngrams
+
+Reward = Literal["hamming", "bleu", "cider", "edit"]
+ORDER = 4  # of n-grams
+SIGMA = 6.0  # of CIDEr-D's penalty on lengths
+
+
+class Documents(NamedTuple):
+    """In how many of ``number`` training targets an n-gram occurs, those that occur in one alone left out."""
+
+    number: int
+    frequency: Mapping[tuple[int, ...], int]
+
+    @classmethod
+    def of(cls, sequences: Iterable[Sequence[int]], end: int | None) -> Documents:
+        """Counted in sequences of ids, each a document, without their end symbols.
+
+        >>> Documents.of([[3, 4, 2], [3, 5, 2], [3, 4, 3, 4, 2]], end=2)
+        Documents(number=3, frequency={(3,): 3, (4,): 2, (3, 4): 2})
+        """
+        lists = [np.asarray([id for id in ids if id != end], dtype=np.int64) for ids in sequences]
+        frequency: dict[tuple[int, ...], int] = {}
+        for order in range(1, ORDER + 1):
+            long = [(owner, ids) for owner, ids in enumerate(lists) if len(ids) >= order]
+            if not long:
+                break
+            grams = np.concatenate([np.lib.stride_tricks.sliding_window_view(ids, order) for _, ids in long])
+            owners = np.repeat([owner for owner, _ in long], [len(ids) - order + 1 for _, ids in long])
+            once = np.unique(np.column_stack([grams, owners]), axis=0)[:, :-1]
+            kinds, counts = np.unique(once, axis=0, return_counts=True)
+            several = counts > 1
+            frequency |= zip(map(tuple, kinds[several].tolist()), counts[several].tolist())
+        return cls(len(lists), frequency)
+
+
+def cider_cost(gold: list[int], documents: Documents) -> Callable[[list[int]], float]:
+    """1 − CIDEr-D / 10 of outputs against this gold alone (``unforced.metrics.cider``), with these documents' frequencies.
+
+    Zero for the gold itself if it has n-grams of all four orders that tell something.
+
+    >>> cost = cider_cost([3, 4, 5, 6], Documents(9, {(3,): 3}))
+    >>> round(cost([3, 4, 5, 6]), 9), cost([7, 8]), round(cost([3, 4, 5, 7]), 2)
+    (0.0, 1.0, 0.54)
+    """
+    total = math.log(max(1, documents.number))
+
+    def weigh(counts: Counter[tuple[int, ...]]) -> dict[tuple[int, ...], float]:
+        return {gram: n * (total - math.log(documents.frequency.get(gram, 1))) for gram, n in counts.items()}
+
+    def length(vector: dict[tuple[int, ...], float]) -> float:
+        return math.sqrt(sum(x * x for x in vector.values()))
+
+    wanted = [weigh(ngrams(gold, order)) for order in range(1, ORDER + 1)]
+    lengths = [length(vector) for vector in wanted]
+
+    def cost(output: list[int]) -> float:
+        found = 0.0
+        for order, (want, norm) in enumerate(zip(wanted, lengths), start=1):
+            made = weigh(ngrams(output, order))
+            if norm and (own := length(made)):
+                shared = sum(min(x, want[gram]) * want[gram] for gram, x in made.items() if gram in want)
+                found += shared / (own * norm)
+        return 1 - found / ORDER * math.exp(-((len(output) - len(gold)) ** 2) / (2 * SIGMA**2))
+
+    return cost
+
+
+def distances(
+    kind: Reward, outputs: Tensor, gold: Tensor, end: int | None, documents: Documents | None = None
+) -> Tensor:
+    """d(y, y*) [B,L] in float64 of outputs [B,L,W] and gold [B,T], with ``END`` behind them and without end symbols:
+
+    - ``hamming``: at how many positions they differ, those that only the longer one has among them;
+    - ``edit``: how many insertions, deletions and substitutions it takes;
+    - ``bleu``: 1 − BLEU-4 of the ids, smoothed for single sentences as sacreBLEU does;
+    - ``cider``: 1 − CIDEr-D / 10.
+    """
+    if end is not None:
+        outputs, gold = (some.masked_fill(some == end, END) for some in (outputs, gold))
+    judges: dict[str, Callable[[list[int]], Callable[[list[int]], float]]] = {
+        "hamming": lambda gold: partial(_hamming, gold),
+        "edit": lambda gold: partial(Levenshtein.distance, gold),
+        "bleu": bleu_cost,
+        "cider": lambda gold: cider_cost(gold, documents),  # type: ignore[arg-type]
+    }
+    made, found = as_lists(outputs.flatten(0, 1)), []
+    count = outputs.shape[1]
+    for example, right in enumerate(as_lists(gold)):
+        cost, seen = judges[kind](right), dict[tuple[int, ...], float]()
+        for output in made[example * count : (example + 1) * count]:  # many are drawn more than once
+            key = tuple(output)
+            if key not in seen:
+                seen[key] = float(cost(output))
+            found.append(seen[key])
+    return torch.tensor(found, dtype=torch.float64, device=outputs.device).view(outputs.shape[:2])
+
+
+def _hamming(gold: list[int], output: list[int]) -> int:
+    return sum(a != b for a, b in zip(gold, output)) + abs(len(gold) - len(output))

@@ -1,0 +1,126 @@
+"""Cross-entropy to a target that is a few tokens and a constant: what every form of loss smoothing comes to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
+
+CHUNK = 2048  # tokens that are projected together, where there are very many
+BLOCK = 1 << 19  # numbers of a block of rows: few enough that a second pass finds them in the cache
+
+
+class Target(NamedTuple):
+    """A distribution over the vocabulary at each of N positions. It sums to one:
+
+        r_n(w) = Σ_k weights[n,k] · [w = tokens[n,k]] + rest[n] · share[w]
+
+    A token may be listed twice. ``share`` sums to one; without ``rest`` there is nothing but the tokens listed.
+    """
+
+    tokens: Tensor  # [N,K] long
+    weights: Tensor  # [N,K]
+    rest: Tensor | None = None  # [N]
+    share: Tensor | None = None  # [V]
+
+
+def one_hot(tokens: Tensor) -> Target:
+    """All on the token: [N]."""
+    return Target(tokens.unsqueeze(1), torch.ones_like(tokens, dtype=torch.float64).unsqueeze(1))
+
+
+def blended(target: Target, weights: Tensor) -> Target:
+    """Of targets for N · K positions, K in turn, the mixture by weights [N,K]: a target for N.
+
+    >>> both = Target(torch.tensor([[3], [4]]), torch.tensor([[1.0], [1.0]]))
+    >>> blended(both, torch.tensor([[0.25, 0.75]]))
+    Target(tokens=tensor([[3, 4]]), weights=tensor([[0.2500, 0.7500]]), rest=None, share=None)
+    """
+    n, k = weights.shape
+    weights = weights.to(target.weights.dtype)
+    mixed = (target.weights.view(n, k, -1) * weights.unsqueeze(2)).flatten(1)
+    rest = None if target.rest is None else (target.rest.view(n, k) * weights).sum(dim=1)
+    return Target(target.tokens.view(n, -1), mixed, rest, target.share)
+
+
+def smoothed_nll(scores: Tensor, tokens: Tensor, target: Target) -> tuple[Tensor, Tensor]:
+    """−Σ_w r_n(w) log p_n(w) with p = softmax(scores [N,V]), and −log p_n of ``tokens`` [N] without gradient: [N] each.
+
+    The first is D_KL(r ‖ p) and the entropy of r, which no weight moves.
+
+    >>> scores, tokens = torch.randn(2, 5), torch.tensor([3, 4])
+    >>> losses, nll = smoothed_nll(scores, tokens, one_hot(tokens))
+    >>> torch.equal(losses, nll)
+    True
+    """
+    scores = scores if scores.dtype == torch.float64 else scores.float()
+    weights, rest, share = (
+        None if part is None else part.detach().to(scores.dtype)
+        for part in (target.weights, target.rest, target.share)
+    )
+    return _SmoothedNLL.apply(scores, tokens, target.tokens, weights, rest, share)
+
+
+def priced(
+    model: Any, features: Tensor, tokens: Tensor, smooth: Callable[[Tensor, Tensor], Target], most: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``smoothed_nll`` of tokens [N] at features [N,H], and whether no other token scores higher: [N] each.
+
+    ``smooth(tokens, scores)`` makes the targets. More than ``most`` tokens are projected a part at a time, and once more
+    in the backward pass, so that the scores of many outputs never exist together.
+    """
+
+    def some(features: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        scores = model.score(features)
+        losses, nll = smoothed_nll(scores, tokens, smooth(tokens, scores))
+        with torch.no_grad():
+            best = scores.gather(1, tokens.unsqueeze(1)).squeeze(1) >= scores.amax(dim=1)
+        return losses, nll, best
+
+    if len(tokens) <= most:
+        return some(features, tokens)
+    parts = zip(features.split(CHUNK), tokens.split(CHUNK))
+    losses, nll, best = zip(*(checkpoint(some, *part, use_reentrant=False) for part in parts))
+    return torch.cat(losses), torch.cat(nll), torch.cat(best)
+
+
+class _SmoothedNLL(torch.autograd.Function):
+    """The gradient with respect to scores is p − r, written at once: neither r nor its gradient is ever a table [N,V]."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        scores: Tensor,
+        gold: Tensor,
+        tokens: Tensor,
+        weights: Tensor,
+        rest: Tensor | None,
+        share: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        log_probs = torch.log_softmax(scores, dim=-1)
+        found = -(weights * log_probs.gather(1, tokens)).sum(dim=1)
+        if rest is not None and share is not None:
+            found = found - rest * (log_probs @ share)
+        nll = -log_probs.gather(1, gold.unsqueeze(1)).squeeze(1)
+        ctx.save_for_backward(log_probs, tokens, weights, rest, share)
+        ctx.mark_non_differentiable(nll)
+        return found, nll
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, outer: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        log_probs, tokens, weights, rest, share = ctx.saved_tensors
+        gradient = torch.empty_like(log_probs)
+        size = max(1, BLOCK // max(1, log_probs.shape[1]))
+        for start in range(0, len(log_probs), size):
+            rows = slice(start, start + size)
+            g = outer[rows].unsqueeze(1)
+            block = torch.exp(log_probs[rows], out=gradient[rows])
+            if rest is not None:
+                block.addr_(rest[rows], share, alpha=-1)
+            block.mul_(g).scatter_add_(1, tokens[rows], -g * weights[rows])
+        return gradient, None, None, None, None, None

@@ -1,0 +1,249 @@
+"""Vectors for the tokens of a vocabulary: read from a file, or made from how tokens keep company in the training data.
+
+Both give a matrix [V,E] of unit vectors and which tokens have one [V]; the others have a row of zeros.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import zipfile
+import zlib
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unforced.errors import InputError
+
+RESERVED = ("<pad>", "<bos>", "<eos>", "<unk>")  # the names that a vocabulary's first ids may have
+BLANKS = ("Ġ", "▁")  # what stands for the blank before a word's first piece, in subword vocabularies
+WINDOW = 2  # tokens on either side that keep company with one: a wider one finds words that go together, not ones alike
+WIDTH = 100  # of vectors made from co-occurrence
+
+
+def special(codec: Any) -> frozenset[int]:
+    """The ids that stand for no word: banned ones, the end symbol, and reserved names at the front (the unknown word).
+
+    >>> from types import SimpleNamespace
+    >>> from unforced.types import Symbols
+    >>> names = ("<pad>", "<bos>", "<eos>", "<unk>", "<eos>", "a")  # the second <eos> is a word of the data
+    >>> codec = SimpleNamespace(symbols=Symbols(0, 1, 2, (0, 1)), token_names=lambda: names)
+    >>> sorted(special(codec))
+    [0, 1, 2, 3]
+    """
+    symbols = codec.symbols
+    found = {*symbols.banned, symbols.pad, symbols.bos} | ({symbols.eos} - {None})
+    names = tuple(codec.token_names()[: len(RESERVED)]) if hasattr(codec, "token_names") else ()
+    for id, name in enumerate(names):
+        if name not in RESERVED or name in names[:id]:
+            break
+        found.add(id)
+    return frozenset(found)
+
+
+def spellings(names: Sequence[str], without: Collection[int] = ()) -> list[tuple[str, ...]]:
+    """How each token may be spelt in a file of word vectors, the best spelling first; nothing for the ids ``without``.
+
+    A word is looked up as it is, then in lower case. In a vocabulary of subwords only pieces that begin a word are looked
+    up, without the mark of their blank: a piece from within a word means nothing on its own, whatever it looks like.
+
+    >>> spellings(["<eos>", "House", "a"], without=[0])
+    [(), ('House', 'house'), ('a',)]
+    >>> spellings(["<eos>", "ĠHouse", "a", "ĠgrÃ¶ÃŁer"], without=[0])
+    [(), ('House', 'house'), (), ('größer',)]
+    """
+    pieces = any(name.startswith(BLANKS) and len(name) > 1 for name in names)
+    found = []
+    for id, name in enumerate(names):
+        word = "" if id in without else (_word(name) if pieces else name)
+        found.append(tuple(dict.fromkeys(form for form in (word, word.lower()) if form)))
+    return found
+
+
+def _word(piece: str) -> str:
+    """The word that a piece begins, or nothing."""
+    if piece.startswith("Ġ"):  # pieces of bytes, each written as a letter
+        from tokenizers import decoders
+
+        return decoders.ByteLevel().decode([piece])[1:]
+    return piece[1:] if piece.startswith("▁") else ""
+
+
+def read_vectors(
+    path: str | Path, names: Sequence[str], without: Collection[int] = ()
+) -> tuple[Tensor, Tensor]:
+    """Vectors of the tokens with these names, from a file in one of the usual formats:
+
+    - text, perhaps with ``.gz``: a word and its numbers a line, with (word2vec) or without (GloVe) a first line of the
+      number of words and of their width;
+    - ``.npz``: an array of strings and a matrix with a row for each; without the strings, a file ``vocab.txt`` beside it
+      has a word a line. Of several matrices the widest is taken.
+
+    ``~`` and ``$VARIABLE`` in the path are replaced. Only vectors of tokens that occur are kept in memory. A vector of
+    zeros is none, and of several for one word the first counts. No two tokens get the same one, or no temperature could tell
+    them apart: it belongs to the one that is spelt so, else to the first. Raises ``InputError`` if no token has a vector.
+    """
+    place = _found(str(path))
+    wanted = spellings(names, without)
+    known = {form for forms in wanted for form in forms}
+    rows = _from_npz(place) if place.suffix == ".npz" else _from_text(place, known)
+    found: dict[str, np.ndarray] = {}
+    taken: set[str] = set()
+    for word, vector in rows:
+        if word in known and word not in found:
+            found[word] = vector
+    chosen: dict[int, str] = {}
+    for rank in range(2):  # spelt alike first: "The" has the vector of "the" only if the data has no "the"
+        for id, forms in enumerate(wanted):
+            if id not in chosen and rank < len(forms) and forms[rank] in found and forms[rank] not in taken:
+                chosen[id] = forms[rank]
+                taken.add(forms[rank])
+    if not chosen:
+        raise InputError(f"{place}: none of the {len(names)} tokens of the data has a vector in this file.")
+    width = len(next(iter(found.values())))
+    matrix = np.zeros((len(names), width), dtype=np.float32)
+    for id, match in chosen.items():
+        matrix[id] = found[match]
+        if not np.isfinite(matrix[id]).all():
+            raise InputError(f"{place}: the vector of {match!r} has a number that isn't finite.")
+    return units(torch.from_numpy(matrix))
+
+
+def _found(path: str) -> Path:
+    full = os.path.expanduser(os.path.expandvars(path))
+    if "$" in full and not Path(full).is_file():
+        name = full[full.index("$") + 1 :].split("/")[0].strip("{}")
+        raise InputError(f"{path}: the environment variable {name} is not set.")
+    if not Path(full).is_file():
+        raise InputError(
+            f'{full}: there is no such file; vectors names one, or is "model", "co-occurrence" or "uniform".'
+        )
+    return Path(full)
+
+
+def _from_text(path: Path, known: Collection[str]) -> Iterator[tuple[str, np.ndarray]]:
+    """The words of a text file that are known, with their vectors."""
+    width = None
+    for number, line in enumerate(_lines(path), 1):
+        cells = line.split(" ")
+        if width is None:
+            if len(cells) == 2 and cells[0].isdigit() and cells[1].isdigit():
+                width = int(cells[1])
+                continue
+            width = len(cells) - 1
+        if not line:
+            continue
+        if width < 1 or len(cells) <= width:
+            raise InputError(
+                f"{path}:{number}: a word and {max(width, 1)} numbers wanted, {len(cells)} cells found."
+            )
+        word = " ".join(cells[: len(cells) - width])  # some files have words with blanks in them
+        if word in known:
+            try:
+                yield word, np.array(cells[-width:], dtype=np.float32)
+            except ValueError:
+                raise InputError(f"{path}:{number}: the vector of {word!r} isn't made of numbers.") from None
+
+
+def _lines(path: Path) -> Iterator[str]:
+    """Lines without their ends. A word that isn't UTF-8 is nobody's."""
+    try:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as handle:
+            for raw in handle:
+                yield raw.decode("utf-8", errors="replace").replace("\t", " ").strip(" \r\n")
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise InputError(f"{path}: the gzip data is damaged or cut off ({error}).") from None
+    except OSError as error:
+        raise InputError(f"{path}: the file can't be read ({error.strerror or error}).") from None
+
+
+def _from_npz(path: Path) -> Iterable[tuple[str, np.ndarray]]:
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            loaded: list[np.ndarray] = [arrays[name] for name in arrays.files]
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise InputError(f"{path}: the file is not a sound .npz of plain arrays ({error}).") from None
+    words = next((array.tolist() for array in loaded if array.ndim == 1 and array.dtype.kind in "US"), None)
+    beside = path.with_name("vocab.txt")
+    if words is None and not beside.is_file():
+        raise InputError(f"{path}: has no array of strings, and there is no {beside.name} beside it.")
+    if words is None:
+        words = list(_lines(beside))
+    words = [word.decode("utf-8", errors="replace") if isinstance(word, bytes) else word for word in words]
+    matrices = [array for array in loaded if array.ndim == 2 and array.dtype.kind == "f"]
+    matrices = [matrix for matrix in matrices if len(matrix) == len(words)]
+    if not matrices:
+        raise InputError(f"{path}: has no matrix of numbers with a row for each of the {len(words)} words.")
+    widest = max(range(len(matrices)), key=lambda number: matrices[number].shape[1])
+    return zip(words, matrices[widest])
+
+
+def units(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows at length one, and which of them are not zero.
+
+    >>> units(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
+    (tensor([[0.6000, 0.8000],
+            [0.0000, 0.0000]]), tensor([ True, False]))
+    """
+    lengths = matrix.norm(dim=1, keepdim=True)
+    there = lengths.squeeze(1) > 0
+    return matrix / torch.where(lengths > 0, lengths, 1.0), there
+
+
+def co_occurrence(
+    sequences: Iterable[Sequence[int]], size: int, without: Collection[int] = ()
+) -> tuple[Tensor, Tensor]:
+    """Vectors from how often tokens stand near each other in sequences of ids (Levy & Goldberg 2014).
+
+    With n(v, w) how often v and w are at most ``WINDOW`` places apart, the matrix of max(0, log n(v, w) n / (n(v) n(w)))
+    is reduced to its ``WIDTH`` largest singular values: rows of U √S. Ids ``without`` a meaning keep no company and get no
+    vector, and neither do tokens that never occur.
+
+    >>> same = [[0, 2, 1], [0, 3, 1], [1, 2, 0], [1, 3, 0], [4, 5], [5, 4]]  # 2 and 3 are used alike
+    >>> vectors, _ = co_occurrence(same, 6)
+    >>> bool(vectors[2] @ vectors[3] > 0.99), bool(vectors[2] @ vectors[4] < 0.01)
+    (True, True)
+    """
+    from scipy.sparse import coo_matrix, diags_array
+
+    lists = [np.asarray(sequence, dtype=np.int64) for sequence in sequences]
+    if not any(map(len, lists)):
+        raise InputError("co-occurrence is counted in training examples, and none were given.")
+    # one long row, with a gap as wide as the window behind every sequence
+    row = np.concatenate([np.pad(ids, (0, WINDOW), constant_values=-1) for ids in lists])
+    row[np.isin(row, list(without))] = -1
+    counts = coo_matrix((size, size)).tocsr()
+    for apart in range(1, WINDOW + 1):
+        left, right = row[:-apart], row[apart:]
+        both = (left >= 0) & (right >= 0)
+        ones = np.ones(int(both.sum()))
+        counts = counts + coo_matrix((ones, (left[both], right[both])), shape=(size, size)).tocsr()
+    counts = counts + counts.T
+    sums = np.asarray(counts.sum(axis=1)).ravel()
+    inverse = diags_array(np.divide(1.0, sums, out=np.zeros_like(sums), where=sums > 0))
+    table = (inverse @ counts @ inverse).tocsr()
+    table.data = np.maximum(0.0, np.log(table.data * sums.sum()))
+    table.eliminate_zeros()
+    if not table.nnz:
+        raise InputError(
+            "no token of the training examples prefers any company, so co-occurrence says nothing."
+        )
+    found = _reduced(table, min(WIDTH, size))
+    found[np.asarray(table.sum(axis=1)).ravel() <= 0] = 0.0  # what is there is rounding
+    return units(torch.from_numpy(found).float())
+
+
+def _reduced(table: Any, width: int) -> np.ndarray:
+    """U √S of the largest singular values of a sparse matrix."""
+    if width >= min(table.shape) // 2:
+        u, s, _ = np.linalg.svd(table.toarray())
+    else:
+        from scipy.sparse.linalg import svds
+
+        u, s, _ = svds(table, k=width, v0=np.ones(table.shape[0]))
+    keep = s > 1e-9 * s.max() if s.max() > 0 else s > 0
+    return (u * np.sqrt(s))[:, keep][:, :width]

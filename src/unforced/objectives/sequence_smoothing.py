@@ -1,0 +1,296 @@
+"""Sequence-level loss smoothing (Norouzi et al. 2016; Elbayad et al. 2018): learning from outputs near the gold one."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from unforced import rows, streams
+from unforced.errors import InputError, check_choice
+from unforced.models.protocol import StepDecoder, require
+from unforced.objectives._feeding import asking
+from unforced.objectives._neighbours import (
+    INSERTIONS,
+    EditProposal,
+    HammingProposal,
+    Pool,
+    Substitutes,
+    editable,
+)
+from unforced.objectives._rewards import Documents, Reward, distances
+from unforced.objectives._smoothed import CHUNK, Target, blended, priced, smoothed_nll
+from unforced.objectives._vectors import special
+from unforced.objectives.cross_entropy import gold_scores, negative_log_likelihood, token_metrics
+from unforced.objectives.minimum_risk import END, first_equal
+from unforced.objectives.token_smoothing import TokenSmoothing, unemitted
+from unforced.types import Batch, DecoderState, Encoded, Loss, Progress
+
+Metrics = dict[str, tuple[Tensor, Tensor]]
+PLAIN = TokenSmoothing(tau=0.0)  # one-hot targets
+
+
+class Known(NamedTuple):
+    """What a fitted objective knows: the vocabulary's size, the ids that mean nothing, and CIDEr's document frequencies."""
+
+    size: int
+    special: frozenset[int]
+    documents: Documents | None = None
+
+
+class Draws(NamedTuple):
+    """L outputs for each example, with their weights, which sum to one, and what is reported of them."""
+
+    outputs: Tensor  # [B,L,W], ``END`` behind the ends
+    weights: Tensor  # [B,L]
+    metrics: Metrics
+
+
+@dataclass(frozen=True)
+class SequenceSmoothing:
+    """−E_r log p(y | x) for outputs y near the gold (slides, eqs. 6 and 7), and α times that with 1 − α times cross-entropy
+    (eq. 12), where
+
+        r(y | y*) = exp(−d(y, y*) / τ) / Z
+
+    ``tau`` is τ and ``mix`` is α. With α = 1 the samples are fed in place of the gold, which costs no more than
+    cross-entropy; else the gold is fed as well. τ = 0 is cross-entropy. ``reward`` says what d is:
+
+    - "hamming": the number of tokens that differ, among outputs of the gold's length. r then factorises over positions, and
+      drawing from it is exact. A position changes with probability a / (1 + a), a = m e^(−1/τ), where m other tokens may
+      stand in: τ has to be the smaller, the larger the vocabulary is;
+    - "edit": the number of insertions, deletions and substitutions;
+    - "bleu": 1 − BLEU-4 of the token ids, smoothed for single sentences as sacreBLEU does;
+    - "cider": 1 − CIDEr-D / 10 of the token ids against the gold alone; every training target is a document.
+
+    The other three can't be drawn from. Samples come from a ``proposal`` q at a temperature of its own, ``proposal_tau`` (τ
+    if None), and are weighed by r / q, normalised over the ``samples`` of an example (eqs. 9 to 11), so there must be at
+    least two; the metric ``ess`` says how many equally weighed ones they are worth. Proposals are
+
+    - "hamming": outputs of the gold's length, by Hamming distance; r is confined to these;
+    - "edit": tokens kept, deleted or replaced, and others inserted between them, at most eight side by side; r is confined to
+      what that can make. q is summed over all ways of editing that lead to the same output. With M tokens in V_sub and
+      M e^(−1/τ) not well below one, outputs are mostly insertions.
+
+    Only tokens of V_sub stand in for others, and neither the end symbol, nor the unknown word, nor anything that can't be
+    emitted is among them; the end symbol stays in its place. ``vocabulary`` says what V_sub is: "all" tokens, those of
+    the "batch" (of this micro-batch, so results then depend on how a batch is dealt out), or those of the example's
+    "references" (of its gold if it has no others).
+
+    ``lazy`` feeds the gold and scores the samples, log p(y_t | y*_<t, x), so any number of them costs one pass. For Hamming
+    rewards ``samples`` = "none" then takes the expectation itself: a mixture of the gold and V_sub at each position, without
+    any variance.
+
+    The total is divided by the number of gold tokens. The metric ``changed`` is the number of edits of samples for each
+    gold token, ``distance`` the mean of d by the weights, ``sampled`` the loss of the samples, where they are fed, and
+    ``nll`` and ``accuracy`` are those of the gold, where it is fed.
+
+    >>> from unforced.objectives.sequence_smoothing import SequenceSmoothing
+    >>> SequenceSmoothing(reward="bleu", vocabulary="batch", samples=5, proposal_tau=0.2).lazy
+    False
+    """
+
+    tau: float = 0.1  # τ, the temperature of r
+    mix: float = 1.0  # α, the weight of the smoothed loss; the rest is cross-entropy
+    reward: Reward = "hamming"  # what outputs are weighed by
+    vocabulary: Substitutes = "all"  # V_sub: which tokens stand in for others
+    samples: int | None = 1  # outputs drawn for each example; None is the exact expectation, if lazy
+    lazy: bool = False  # whether the gold is fed and samples are only scored
+    proposal: Literal["hamming", "edit"] = "hamming"  # what samples are drawn from
+    proposal_tau: float | None = None  # its temperature, if not τ
+    known: Known | None = field(default=None, init=False, repr=False, compare=False)  # what ``fitted`` adds
+
+    def __post_init__(self) -> None:
+        check_choice("reward", self.reward, Reward)
+        check_choice("vocabulary", self.vocabulary, Substitutes)
+        check_choice("proposal", self.proposal, Literal["hamming", "edit"])
+        if not self.tau >= 0:
+            raise InputError(f"tau must be a number from 0 on, not {self.tau}")
+        if not 0 <= self.mix <= 1:
+            raise InputError(f"mix must lie in [0, 1], not {self.mix}")
+        if self.proposal_tau is not None and not self.proposal_tau > 0:
+            raise InputError(f"proposal_tau must be positive, not {self.proposal_tau}")
+        if self.reward == "hamming" and self.proposal != "hamming":
+            raise InputError(
+                "a Hamming reward is for outputs of the gold's length: it needs the Hamming proposal"
+            )
+        if self.lazy and self.proposal != "hamming":
+            raise InputError("lazy scores samples behind the gold's prefixes: it needs the Hamming proposal")
+        if self.samples is None:
+            if not self.lazy or self.weighed:
+                raise InputError(
+                    "samples can be none only with lazy and a Hamming reward, drawn at its own tau"
+                )
+        elif self.samples < 1 + self.weighed:
+            why = ": a lone one weighs one, whatever its reward" if self.weighed else ""
+            raise InputError(f"samples must be at least {1 + self.weighed}, not {self.samples}{why}")
+
+    @property
+    def weighed(self) -> bool:
+        """Whether samples come from another distribution than r."""
+        return self.reward != "hamming" or self.proposal_tau not in (None, self.tau)
+
+    @property
+    def off(self) -> bool:
+        """Whether nothing but the gold counts."""
+        return self.tau == 0 or self.mix == 0
+
+    def fitted(self, codec: Any, examples: Sequence[Encoded] = ()) -> SequenceSmoothing:
+        """The objective, knowing the vocabulary and, for CIDEr, how many training targets have each n-gram."""
+        documents = None
+        if self.reward == "cider":
+            if not examples:
+                raise InputError("CIDEr counts n-grams in training examples, and none were given")
+            documents = Documents.of((example.target for example in examples), codec.symbols.eos)
+        fitted = copy.copy(self)
+        object.__setattr__(fitted, "known", Known(codec.sizes.target, special(codec), documents))
+        return fitted
+
+    def __call__(self, model: StepDecoder, batch: Batch, *, progress: Progress, rng: torch.Generator) -> Loss:
+        require(model, "sequence_smoothing", "start", "embed", "advance", "score")
+        if self.off:
+            return negative_log_likelihood(*gold_scores(model, batch))
+        return self.loss(model, batch, rng)
+
+    def loss(
+        self, model: StepDecoder, batch: Batch, rng: torch.Generator, token: TokenSmoothing = PLAIN
+    ) -> Loss:
+        """The loss, with every output scored against the targets of ``token``."""
+        state = model.start(batch)
+        if self.samples is None:
+            return self.expected(model, batch, state)
+        draws = self.draws(model, batch, state, streams.keys(batch, rng))
+        how = self.scored_lazily if self.lazy else self.scored
+        return how(model, batch, state, draws, token)
+
+    # ---- which outputs, and how they weigh ----
+
+    def pool(self, batch: Batch, size: int) -> Pool:
+        """V_sub."""
+        without = unemitted(batch.symbols) | (frozenset() if self.known is None else self.known.special)
+        return Pool.of(self.vocabulary, batch, size, without)
+
+    def around(self, batch: Batch, size: int) -> HammingProposal | EditProposal:
+        """The distribution that outputs are drawn from."""
+        if self.proposal == "edit" and batch.symbols.eos is None:
+            raise InputError("edit proposals change the length of outputs, which is fixed in this data")
+        gold = batch.gold.masked_fill(~batch.mask, END)
+        tau = self.tau if self.proposal_tau is None else self.proposal_tau
+        parts = gold, editable(batch), self.pool(batch, size), tau
+        return HammingProposal(*parts) if self.proposal == "hamming" else EditProposal(*parts, INSERTIONS)
+
+    def draws(self, model: StepDecoder, batch: Batch, state: DecoderState, keys: Tensor) -> Draws:
+        """``samples`` outputs of each example by its key [B], and their weights ω (eqs. 8 and 11)."""
+        assert self.samples is not None
+        around = self.around(batch, self.size(model, batch, state))
+        numbers = torch.arange(self.samples, device=keys.device)
+        outputs = around.draw(streams.branch(keys.unsqueeze(1), numbers))  # [B,L,W]
+        weights = torch.full(outputs.shape[:2], 1 / self.samples, dtype=torch.float64, device=keys.device)
+        examples = torch.tensor(float(len(batch)), device=keys.device)
+        end, metrics = batch.symbols.eos, Metrics()
+        if self.weighed:
+            documents = None if self.known is None else self.known.documents
+            if self.reward == "cider" and documents is None:
+                raise InputError(
+                    "sequence_smoothing has counted no n-grams for CIDEr yet: call fitted(codec, examples)"
+                )
+            d = distances(self.reward, outputs, around.gold, end, documents)
+            weights = torch.softmax(-d / self.tau - around.log_prob(outputs), dim=1)  # ω ∝ r / q (eq. 11)
+            metrics["distance"] = ((weights * d).sum().float(), examples)
+        if self.proposal == "hamming":
+            changes = (outputs != around.gold.unsqueeze(1)).sum()
+        else:
+            changes = distances("edit", outputs, around.gold, end).sum()
+        metrics["changed"] = (changes.float(), around.changing.sum().float() * self.samples)
+        metrics["ess"] = (weights.square().sum(dim=1).reciprocal().sum().float(), examples)
+        return Draws(outputs, weights, metrics)
+
+    def size(self, model: StepDecoder, batch: Batch, state: DecoderState) -> int:
+        """How many tokens the vocabulary has; an objective that isn't fitted asks the model for a score."""
+        if self.known is not None or self.vocabulary != "all":
+            return 0 if self.known is None else self.known.size
+        with asking(model, dropout=False):
+            features, _ = model.advance(state, model.embed(batch.prefix[:, :1]))
+            return model.score(features[:1, 0]).shape[-1]
+
+    # ---- what they cost ----
+
+    def scored(
+        self, model: StepDecoder, batch: Batch, state: DecoderState, draws: Draws, token: TokenSmoothing
+    ) -> Loss:
+        """α Σ_l ω_l ℓ(y_l) + (1 − α) ℓ(y*) (eq. 12), with each of these outputs fed to the model, equal ones once."""
+        gold = batch.gold.masked_fill(~batch.mask, END).unsqueeze(1)  # [B,1,T]
+        width = max(gold.shape[2], draws.outputs.shape[2])
+        wide = [F.pad(some, (0, width - some.shape[2]), value=END) for some in (gold, draws.outputs)]
+        every = torch.cat(wide, dim=1)  # [B,1+L,W], the gold first
+        first = first_equal(every)
+        drawn = torch.zeros(first.shape, dtype=torch.float64, device=first.device)
+        drawn.scatter_add_(1, first[:, 1:], self.mix * draws.weights)
+        weights = drawn.clone()
+        weights[:, 0] += 1 - self.mix
+        fed = weights > 0
+        examples, outputs = fed.nonzero()[:, 0], every[fed]  # [R], [R,W]
+        mask = outputs[:, : max(1, int((outputs != END).sum(dim=1).max()))] != END
+        alone = Batch.of_gold(
+            outputs[:, : mask.shape[1]].masked_fill(~mask, batch.symbols.pad), mask, batch.symbols
+        )
+        state = rows.keep(state, examples) if len(examples) > len(batch) else state  # each has a row at least
+        features, _ = model.advance(state, model.embed(alone.prefix))
+        count, row = batch.mask.sum(), mask.nonzero()[:, 0]
+        smooth = partial(token.target, model, batch.symbols)
+        most = 2 * max(CHUNK, int(count))
+        losses, nll, best = priced(model, features[mask], alone.gold[mask], smooth, most)
+        metrics = dict(draws.metrics)
+        metrics["sampled"] = ((drawn[fed][row] * losses.detach()).sum().float() / self.mix, count.float())
+        if self.mix < 1:
+            golden = (first == 0)[fed][row]
+            metrics["nll"] = (nll[golden].sum().float(), count.float())
+            metrics["accuracy"] = (best[golden].sum().float(), count.float())
+        return Loss((weights[fed][row].to(losses.dtype) * losses).sum(), count.float(), metrics)
+
+    def scored_lazily(
+        self, model: StepDecoder, batch: Batch, state: DecoderState, draws: Draws, token: TokenSmoothing
+    ) -> Loss:
+        """The same with the gold alone fed: a target for each position, of the gold and of all samples together."""
+        scores, gold = gold_scores(model, batch, state)
+        tokens = torch.cat([gold.unsqueeze(1), draws.outputs.transpose(1, 2)[batch.mask]], dim=1)  # [N,1+L]
+        weights = F.pad(self.mix * draws.weights, (1, 0), value=1 - self.mix)
+        each = token.target(model, batch.symbols, tokens.flatten(), scores)
+        target = blended(each, weights[batch.mask.nonzero()[:, 0]])
+        losses, nll = smoothed_nll(scores, gold, target)
+        metrics = {**token_metrics(scores, gold, nll.sum()), **draws.metrics}
+        return Loss(losses.sum(), metrics["nll"][1], metrics)
+
+    def expected(self, model: StepDecoder, batch: Batch, state: DecoderState) -> Loss:
+        """Lazy Hamming in closed form: 1 / (1 + a) on the gold and e^(−1/τ) / (1 + a) on each other token of V_sub."""
+        scores, gold = gold_scores(model, batch, state)
+        around = self.around(batch, scores.shape[1])
+        assert isinstance(around, HammingProposal)
+        odds, pool, examples = around.log_odds[batch.mask], around.pool, batch.mask.nonzero()[:, 0]  # [N]
+        inside = pool.find(batch.gold)[1][batch.mask].double()  # a gold token may be outside of V_sub
+        size = pool.sizes.expand(len(batch), 1)[examples, 0].double()
+        each = self.mix * torch.sigmoid(odds) / (size - inside).clamp(min=1)  # [N]
+        own = 1 - each * size  # the gold is among those that share, so it has ``each`` less
+        if pool.ids.dim() == 1:
+            share = torch.zeros(scores.shape[1], dtype=torch.float64, device=gold.device)
+            share[pool.ids[: int(pool.sizes)]] = 1.0
+            target = Target(
+                gold.unsqueeze(1), own.unsqueeze(1), each * size, share / share.sum().clamp(min=1)
+            )
+        else:
+            there = torch.arange(pool.ids.shape[1], device=gold.device) < size.unsqueeze(1)  # [N,P]
+            tokens = torch.where(there, pool.ids[examples], gold.unsqueeze(1))
+            weights = torch.where(there, each.unsqueeze(1), 0.0)
+            target = Target(
+                torch.cat([gold.unsqueeze(1), tokens], dim=1), torch.cat([own.unsqueeze(1), weights], dim=1)
+            )
+        losses, nll = smoothed_nll(scores, gold, target)
+        metrics = token_metrics(scores, gold, nll.sum())
+        metrics["changed"] = (torch.sigmoid(odds).sum().float(), around.changing.sum().float())
+        return Loss(losses.sum(), metrics["nll"][1], metrics)

@@ -1,0 +1,217 @@
+"""Token-level loss smoothing (Elbayad et al. 2018): targets that give something to words near the gold one."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from unforced.errors import InputError
+from unforced.models.protocol import StepDecoder, require
+from unforced.objectives._feeding import asking
+from unforced.objectives._nearest import Near, near_target, near_words
+from unforced.objectives._smoothed import Target, one_hot, smoothed_nll
+from unforced.objectives._vectors import co_occurrence, read_vectors, special, units
+from unforced.objectives.cross_entropy import gold_scores, negative_log_likelihood, token_metrics
+from unforced.types import Batch, Encoded, Loss, Progress, Symbols
+
+WORDS = ("uniform", "model", "co-occurrence")  # what ``vectors`` may be instead of a file
+
+
+class Smoothed(NamedTuple):
+    """Targets of N positions, with the mass [N] that words beside the ``nearest`` have in r, and the entropy [N] of r."""
+
+    target: Target
+    rest: Tensor
+    entropy: Tensor
+
+
+@dataclass
+class Known:
+    """What a fitted objective knows of the vocabulary: which ids mean nothing, and either the words near each or vectors."""
+
+    special: frozenset[int]
+    there: Tensor | None = None  # [V] bool: which words have a vector
+    units: Tensor | None = None  # [V,E], unless ``near`` is there
+    near: Near | None = None  # of all V words
+    moved: dict[torch.device, Known] = field(default_factory=dict)
+
+    def on(self, device: torch.device) -> Known:
+        """The same on a device, where it stays for the next time."""
+        if device not in self.moved:
+            parts = (self.there, self.units, self.near)
+            moved = (None if part is None else part.to(device) for part in parts)
+            self.moved[device] = Known(self.special, *moved)  # type: ignore[arg-type]
+        return self.moved[device]
+
+
+@dataclass(frozen=True)
+class TokenSmoothing:
+    """Σ_t D_KL(r(· | y*_t) ‖ p(· | y*_<t, x)), exactly (slides, eqs. 4 and 5), where words near the gold one share in r:
+
+        r(w | y) = exp(−d(w, y) / τ) / Z,  d(w, y) = 1 − cosine of their vectors
+
+    and α times that with 1 − α times cross-entropy (eq. 13). ``tau`` is τ and ``mix`` is α. τ = 0 is cross-entropy, and the
+    larger τ, the more is given away, in large vocabularies very soon: with GloVe vectors of 10,000 words a word keeps 0.9
+    of the mass at τ = 0.05, 0.6 at 0.07 and 0.15 at 0.1. The total leaves out the entropy of r, which no weight moves, so
+    that it compares with cross-entropy; the metric ``kl`` is the divergence for each token.
+
+    ``vectors`` says where they come from:
+
+    - the path of a file: text as word2vec and GloVe write it, perhaps with ``.gz``, or ``.npz``. ``~`` and ``$VARIABLE``
+      are replaced, as in "$UNFORCED_DATA/glove_en_20k/glove_top20k.npz";
+    - "model": the model's own target embeddings as they are at this update, without gradient. They are compared anew at
+      every call, for the tokens of the batch alone, so nothing has to be kept for a resumed run;
+    - "co-occurrence": which tokens stand near each other in the training targets;
+    - "uniform": all different words are equally far (d = 1), which is label smoothing: that of
+      ``label_smoothing`` with ε = M e^(−1/τ) / (1 + (M − 1) e^(−1/τ)) for M words, and with τ = inf and α = ε just that.
+
+    Padding, the start symbol and all else that can't be emitted never get any mass. Tokens without a vector (words that
+    the file doesn't have, the end symbol, the unknown word) get none from others and are plain one-hot targets themselves.
+    Words are looked up as they are spelt, and in lower case if no other token is; of subwords only those that begin a word
+    are, without the blank before it. "uniform" needs no vectors, so there all that can be emitted shares.
+
+    ``nearest`` words of each are kept, itself among them; the mass that all others have by r is counted exactly and spread
+    evenly over them. "none" keeps all: exact, and as dear as the vocabulary is large. The metric ``moved`` is the mass
+    that tokens give away, ``rest`` what of it goes to words that are not kept.
+
+    >>> from unforced.objectives.token_smoothing import TokenSmoothing
+    >>> TokenSmoothing(tau=0.05, vectors="co-occurrence").nearest
+    100
+    """
+
+    tau: float = 0.05  # τ, the temperature of r
+    mix: float = 1.0  # α, the weight of the smoothed loss; the rest is cross-entropy
+    vectors: str = "model"  # a file of word vectors, "model", "co-occurrence" or "uniform"
+    nearest: int | None = 100  # words that r lists for each word; the others share the rest evenly
+    known: Known | None = field(default=None, init=False, repr=False, compare=False)  # what ``fitted`` adds
+
+    def __post_init__(self) -> None:
+        if not self.tau >= 0:
+            raise InputError(f"tau must be a number from 0 on, not {self.tau}")
+        if not 0 <= self.mix <= 1:
+            raise InputError(f"mix must lie in [0, 1], not {self.mix}")
+        if not self.vectors:
+            raise InputError(f"vectors must name a file or be one of {', '.join(WORDS)}")
+        if self.nearest is not None and self.nearest < 1:
+            raise InputError(f"nearest must be at least 1, not {self.nearest}")
+
+    def fitted(self, codec: Any, examples: Sequence[Encoded] = ()) -> TokenSmoothing:
+        """The objective with the vectors of this vocabulary, and with the near words of each."""
+        fitted = copy.copy(self)
+        object.__setattr__(fitted, "known", self.learnt(codec, examples))
+        return fitted
+
+    def learnt(self, codec: Any, examples: Sequence[Encoded]) -> Known:
+        means = special(codec)
+        if self.vectors in ("uniform", "model"):
+            return Known(means)
+        if self.vectors == "co-occurrence":
+            targets = (example.target for example in examples)
+            found, there = co_occurrence(targets, codec.sizes.target, means)
+        else:
+            found, there = read_vectors(self.vectors, codec.token_names(), means)
+        if self.nearest is None or self.off:
+            return Known(means, there, found)
+        every = torch.arange(len(there))
+        return Known(means, there, near=near_words(found, there, every, self.tau, self.nearest))
+
+    def __call__(self, model: StepDecoder, batch: Batch, *, progress: Progress, rng: torch.Generator) -> Loss:
+        require(model, "token_smoothing", "start", "embed", "advance", "score")
+        scores, gold = gold_scores(model, batch)
+        if self.off:
+            return negative_log_likelihood(scores, gold)
+        smoothed = self.smoothed(model, batch.symbols, gold, scores)
+        losses, nll = smoothed_nll(scores, gold, smoothed.target)
+        metrics = token_metrics(scores, gold, nll.sum())
+        metrics |= self.metrics(losses, nll, smoothed, gold)
+        return Loss(losses.sum(), metrics["nll"][1], metrics)
+
+    @property
+    def off(self) -> bool:
+        """Whether this is plain cross-entropy."""
+        return self.tau == 0 or self.mix == 0
+
+    def target(self, model: StepDecoder, symbols: Symbols, tokens: Tensor, scores: Tensor) -> Target:
+        """What tokens [N] of any output are scored against."""
+        return one_hot(tokens) if self.off else self.smoothed(model, symbols, tokens, scores).target
+
+    def smoothed(self, model: StepDecoder, symbols: Symbols, tokens: Tensor, scores: Tensor) -> Smoothed:
+        """α r(· | y) + (1 − α) δ(· | y) for tokens y [N], over the words that scores [N,V] are for."""
+        size, dtype = scores.shape[1], torch.promote_types(scores.dtype, torch.float32)
+        if self.vectors == "uniform":
+            return self.uniform(tokens, size, symbols, dtype)
+        there, found, near = self.compared(model, size, symbols, tokens.device)
+        if near is None:
+            distinct, tokens = tokens.unique(return_inverse=True)
+            near = near_words(found.to(dtype), there, distinct, self.tau, self.nearest)
+        mine = Near(near.tokens[tokens], near.weights[tokens])  # [N,n]
+        return Smoothed(*near_target(mine, there, dtype, self.mix))
+
+    def compared(
+        self, model: StepDecoder, size: int, symbols: Symbols, device: torch.device
+    ) -> tuple[Tensor, Tensor, Near | None]:
+        """Which words have a vector, these vectors, and the words near each where they have been looked up before."""
+        if self.vectors == "model":
+            with asking(model, dropout=True):
+                vectors = model.embed(torch.arange(size, device=device).unsqueeze(0))[0]
+            found, there = units(vectors if vectors.dtype == torch.float64 else vectors.float())
+            means = frozenset() if self.known is None else self.known.special
+            return there & words(size, means | unemitted(symbols), device), found, None
+        if self.known is None:
+            raise InputError(
+                f'token_smoothing has not read "{self.vectors}" yet: call fitted(codec, examples)'
+            )
+        known = self.known.on(device)
+        assert known.there is not None
+        if len(known.there) != size:
+            raise InputError(f"token_smoothing knows {len(known.there)} tokens, but the model scores {size}")
+        return known.there, known.there if known.units is None else known.units, known.near
+
+    def uniform(self, tokens: Tensor, size: int, symbols: Symbols, dtype: torch.dtype) -> Smoothed:
+        """The same with d = 1 between all words that can be emitted: a word's own mass, and an even share for all."""
+        there = words(size, frozenset(symbols.banned), tokens.device)
+        count, inside = int(there.sum()), there[tokens].to(dtype)
+        e = torch.exp(torch.tensor(-1 / self.tau, dtype=dtype, device=tokens.device))
+        each = inside * e / (1 + (count - 1) * e)  # r of every other word: [N]
+        own = 1 - (count - 1) * each
+        entropy = -torch.special.xlogy(own, own) - (count - 1) * torch.special.xlogy(each, each)
+        weights = (1 - self.mix * count * each).unsqueeze(1)
+        found = Target(tokens.unsqueeze(1), weights, self.mix * count * each, there.to(dtype) / count)
+        return Smoothed(found, (count - 1) * each, entropy)
+
+    def metrics(
+        self, losses: Tensor, nll: Tensor, smoothed: Smoothed, tokens: Tensor
+    ) -> dict[str, tuple[Tensor, Tensor]]:
+        """``kl``, ``moved`` and ``rest`` of losses [N] that have been taken of ``smoothed`` targets."""
+        count = torch.tensor(float(len(nll)), device=nll.device)
+        given, listed = smoothed.target, smoothed.target.tokens == tokens.unsqueeze(1)
+        own = (given.weights * listed).sum(dim=1)
+        if given.rest is not None and given.share is not None:
+            own = own + given.rest * given.share[tokens]
+        cross = (losses.detach() - (1 - self.mix) * nll) / self.mix  # −Σ r log p
+        return {
+            "kl": ((cross - smoothed.entropy).sum().float(), count),
+            "moved": (((1 - own) / self.mix).sum().float(), count),
+            "rest": (smoothed.rest.sum().float(), count),
+        }
+
+
+def unemitted(symbols: Symbols) -> frozenset[int]:
+    """What no word's mass goes to: what can't be emitted, and the end symbol."""
+    return frozenset(symbols.banned) | ({symbols.pad, symbols.bos} | {symbols.eos} - {None})  # type: ignore[operator]
+
+
+def words(size: int, without: frozenset[int], device: torch.device) -> Tensor:
+    """[V] bool, false for the ids ``without``.
+
+    >>> words(4, frozenset({0, 2}), torch.device("cpu"))
+    tensor([False,  True, False,  True])
+    """
+    found = torch.ones(size, dtype=torch.bool, device=device)
+    found[[id for id in without if id < size]] = False
+    return found

@@ -1,0 +1,263 @@
+"""Distributions around the gold: draws and log-probabilities against enumeration."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rapidfuzz.distance import Levenshtein
+from scipy.stats import chisquare
+from torch import Tensor
+
+from unforced import streams
+from unforced.objectives._neighbours import EditProposal, HammingProposal, Pool, editable
+from unforced.objectives.minimum_risk import END, as_lists
+from unforced.types import Batch, Symbols
+
+SYMBOLS = Symbols(pad=0, bos=1, eos=2, banned=(0, 1))
+WITHOUT = frozenset({0, 1, 2})
+DRAWS = 20_000
+
+
+def batch_of(golds: Sequence[Sequence[int]], symbols: Symbols = SYMBOLS, **rest: Any) -> Batch:
+    width = max(map(len, golds))
+    gold = torch.tensor([[*g, *[0] * (width - len(g))] for g in golds])
+    mask = torch.arange(width) < torch.tensor([[len(g)] for g in golds])
+    return Batch.of_gold(gold, mask, symbols, ids=torch.arange(len(golds)) + 5, **rest)
+
+
+def around(kind: Any, batch: Batch, tau: float, which: Any = "all", size: int = 6) -> Any:
+    gold = batch.gold.masked_fill(~batch.mask, END)
+    return kind(gold, editable(batch), Pool.of(which, batch, size, WITHOUT), tau)
+
+
+def keys(batch: Batch, count: int, seed: int = 0) -> Tensor:
+    own = streams.keys(batch, torch.Generator().manual_seed(seed))
+    return streams.branch(own.unsqueeze(1), torch.arange(count))
+
+
+def agrees(drawn: Sequence[Sequence[int]], chances: dict[tuple[int, ...], float]) -> None:
+    """The draws have these chances, by chi-square (cells that are expected less than five times are put together)."""
+    seen = Counter(map(tuple, drawn))
+    assert set(seen) <= set(chances)
+    cells = sorted(chances, key=lambda y: -chances[y])
+    expected = np.array([chances[y] for y in cells]) * len(drawn)
+    found = np.array([seen[y] for y in cells], dtype=float)
+    often = int((expected >= 5).sum())
+    if often < len(cells):
+        expected = np.append(expected[:often], expected[often:].sum())
+        found = np.append(found[:often], found[often:].sum())
+    expected *= found.sum() / expected.sum()
+    assert len(found) == 1 or chisquare(found, expected).pvalue > 1e-3
+
+
+def hamming_chances(
+    gold: Sequence[int], pool: Sequence[int], tau: float
+) -> tuple[dict[tuple[int, ...], float], float]:
+    """r over V_sub^T, with the end symbol in its place, and log Z, by the definition."""
+    bodies = [t for t in gold if t != 2]
+    end = [2] if 2 in gold else []
+    weights = {
+        (*y, *end): math.exp(-sum(a != b for a, b in zip(y, bodies)) / tau)
+        for y in itertools.product(*[sorted({*pool, token}) for token in bodies])
+    }
+    z = sum(weights.values())
+    return {y: w / z for y, w in weights.items()}, math.log(z)
+
+
+GOLDS = [[3, 4, 3, 2], [5, 2], [4, 5, 2], [2]]
+
+
+@pytest.mark.parametrize("tau", [0.4, 1.0, 5.0])
+@pytest.mark.parametrize("how", ["draw", "stratified"])
+def test_hamming_draws_have_the_enumerated_distribution(how: str, tau: float) -> None:
+    batch = batch_of(GOLDS)
+    proposal = around(HammingProposal, batch, tau)
+    outputs = getattr(proposal, how)(keys(batch, DRAWS))
+    for row, gold in enumerate(GOLDS):
+        chances, log_z = hamming_chances(gold, [3, 4, 5], tau)
+        agrees(as_lists(outputs[row]), chances)
+        assert proposal.log_z[row].item() == pytest.approx(log_z, rel=1e-12)
+        every = torch.tensor([[*y, *[END] * (4 - len(y))] for y in chances])
+        found = proposal.log_prob(every.unsqueeze(0).expand(4, -1, -1))[row].exp()
+        assert found.tolist() == pytest.approx(list(chances.values()), rel=1e-12)
+
+
+def test_the_two_hamming_samplers_agree_on_distances() -> None:
+    """Longer outputs, and a vocabulary too large to enumerate: the number of changed tokens is binomial."""
+    batch = batch_of([[5] * 20 + [2]])
+    proposal = around(HammingProposal, batch, 0.2, size=500)
+    a = 496 * math.exp(-5)
+    p = a / (1 + a)
+    chances = {(d,): math.comb(20, d) * p**d * (1 - p) ** (20 - d) for d in range(21)}
+    for outputs in (proposal.draw(keys(batch, DRAWS)), proposal.stratified(keys(batch, DRAWS, seed=1))):
+        changed = (outputs[0, :, :20] != 5).sum(dim=1)
+        agrees([(d,) for d in changed.tolist()], chances)
+        where = (outputs[0, :, :20] != 5).double().mean(dim=0)  # every position alike
+        assert (where - p).abs().max() < 5 * math.sqrt(p * (1 - p) / DRAWS)
+        tokens = outputs[0, :, :20][outputs[0, :, :20] != 5].bincount(minlength=500)
+        assert tokens[[0, 1, 2, 5]].sum() == 0
+        others = [i for i in range(3, 500) if i != 5]
+        assert chisquare(tokens[others].numpy()).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("kind", [HammingProposal, EditProposal])
+@pytest.mark.parametrize("which", ["batch", "references"])
+def test_substitutes_come_from_the_batch_or_the_references(kind: Any, which: str) -> None:
+    references = torch.tensor([[7, 9, 9, 2], [3, 0, 0, 0], [8, 4, 8, 6], [0, 0, 0, 0]])
+    batch = batch_of(GOLDS, references=references)
+    outputs = around(kind, batch, 10.0, which, size=10).draw(keys(batch, 300))
+    allowed = [{3, 4, 5}] * 4 if which == "batch" else [{7, 9}, {3}, {8, 4, 6}, set()]
+    for row, (gold, pool) in enumerate(zip(GOLDS, allowed)):
+        seen = {token for output in as_lists(outputs[row]) for token in output}
+        assert seen == {*gold, *(pool if kind is EditProposal or len(gold) > 1 else ())}
+    alone = around(kind, batch_of(GOLDS), 10.0, "references", size=10).draw(keys(batch, 300))
+    for row, gold in enumerate(GOLDS):  # without references, the gold's own tokens
+        assert {token for output in as_lists(alone[row]) for token in output} == set(gold)
+
+
+def test_a_gold_token_outside_of_the_substitutes() -> None:
+    """There are then as many substitutes as the pool has, and one may stay as it is all the same."""
+    batch = batch_of([[3, 4, 2]], references=torch.tensor([[4, 5]]))
+    proposal = around(HammingProposal, batch, 1.0, "references")
+    chances, log_z = hamming_chances([3, 4, 2], [4, 5], 1.0)
+    assert len(chances) == 6
+    assert proposal.log_z.item() == pytest.approx(log_z)
+    agrees(as_lists(proposal.draw(keys(batch, DRAWS))[0]), chances)
+
+
+@pytest.mark.parametrize("kind", [HammingProposal, EditProposal])
+def test_end_symbols_and_padding_stay_in_their_places(kind: Any) -> None:
+    batch = batch_of(GOLDS)
+    outputs = around(kind, batch, 100.0).draw(keys(batch, 500))
+    for row, gold in enumerate(GOLDS):
+        for output in as_lists(outputs[row]):
+            assert output[-1] == 2
+            assert not set(output[:-1]) & {END, 0, 1, 2}
+            assert kind is EditProposal or len(output) == len(gold)
+            assert len(output) <= 9 * len(gold)  # T + 8 (T + 1) and the end symbol
+
+
+@pytest.mark.parametrize("kind", [HammingProposal, EditProposal])
+def test_draws_belong_to_the_example(kind: Any) -> None:
+    """Neither padding nor the other examples matter."""
+    batch = batch_of(GOLDS)
+    whole = around(kind, batch, 2.0).draw(keys(batch, 50))
+    wide = batch_of([*GOLDS, [3] * 9])
+    more = around(kind, wide, 2.0).draw(keys(wide, 50))
+    for row in range(4):
+        assert as_lists(whole[row]) == as_lists(more[row])
+    part = batch.select(torch.tensor([2, 0]))
+    some = around(kind, part, 2.0).draw(keys(part, 50))
+    assert [as_lists(rows) for rows in some] == [as_lists(whole[2]), as_lists(whole[0])]
+    assert as_lists(whole[0]) != as_lists(around(kind, batch, 2.0).draw(keys(batch, 50, seed=1))[0])
+    first = around(kind, batch, 2.0).draw(keys(batch, 7))  # nor does the number of samples
+    assert as_lists(first[0]) == as_lists(whole[0])[:7]
+
+
+@pytest.mark.parametrize("kind", [HammingProposal, EditProposal])
+@pytest.mark.parametrize("tau", [0.05, 0.2, 1.0, float("inf")])
+def test_long_outputs_and_large_vocabularies_are_finite(kind: Any, tau: float) -> None:
+    batch = batch_of([[*range(100, 200), 2], [300] * 7 + [2]])
+    proposal = around(kind, batch, tau, size=32_000)
+    outputs = proposal.draw(keys(batch, 4))
+    assert torch.isfinite(proposal.log_z).all()
+    log_probs = proposal.log_prob(outputs)
+    assert torch.isfinite(log_probs).all()
+    assert (log_probs <= 1e-9).all()
+    if kind is HammingProposal:
+        log_a = math.log(31_996) - 1 / tau
+        assert proposal.log_z[0].item() == pytest.approx(
+            100 * (max(log_a, 0) + math.log1p(math.exp(-abs(log_a))))
+        )
+        assert (proposal.stratified(keys(batch, 4))[:, :, 0] != END).all()
+
+
+def test_near_tau_zero_nothing_changes() -> None:
+    batch = batch_of(GOLDS)
+    gold = batch.gold.masked_fill(~batch.mask, END)
+    for kind in (HammingProposal, EditProposal):
+        proposal = around(kind, batch, 1e-3)
+        outputs = proposal.draw(keys(batch, 20))
+        assert (outputs == gold.unsqueeze(1)).all()
+        assert proposal.log_prob(outputs).abs().max() < 1e-12
+
+
+# ---- edits ----
+
+
+def scripts(gold: Sequence[int], pool: Sequence[int], most: int) -> list[tuple[tuple[int, ...], int]]:
+    """Every way of editing, as the output that it makes and the number of edits."""
+    gaps = [(tokens, n) for n in range(most + 1) for tokens in itertools.product(pool, repeat=n)]
+    slots: list[list[tuple[tuple[int, ...], int]]] = [gaps]
+    for token in gold:
+        slots.append([((token,), 0), ((), 1), *(((other,), 1) for other in pool if other != token)])
+        slots.append(gaps)
+    return [
+        (tuple(itertools.chain(*(part for part, _ in way))), sum(n for _, n in way))
+        for way in itertools.product(*slots)
+    ]
+
+
+def edit_chances(
+    gold: Sequence[int], pool: Sequence[int], tau: float, most: int = 1
+) -> tuple[dict[tuple[int, ...], float], float]:
+    weights: dict[tuple[int, ...], float] = {}
+    for output, edits in scripts([t for t in gold if t != 2], pool, most):
+        weights[(*output, 2)] = weights.get((*output, 2), 0.0) + math.exp(-edits / tau)
+    z = sum(weights.values())
+    return {y: w / z for y, w in weights.items()}, math.log(z)
+
+
+@pytest.mark.parametrize(("tau", "most"), [(0.5, 1), (1.0, 1), (3.0, 1), (0.6, 2), (2.0, 2), (0.7, 3)])
+def test_edit_draws_have_the_enumerated_distribution(tau: float, most: int) -> None:
+    golds = [[3, 4, 2], [4, 2], [3, 3, 2], [2]] if most < 3 else [[4, 2], [2]]
+    batch = batch_of(golds)
+    proposal = replace(around(EditProposal, batch, tau, size=5), most=most)  # of 3 and 4
+    outputs = proposal.draw(keys(batch, DRAWS))
+    for row, gold in enumerate(golds):
+        chances, log_z = edit_chances(gold, [3, 4], tau, most)
+        longest = len(gold) - 1 + most * len(gold)
+        assert len(chances) == 2 ** (longest + 1) - 1  # all outputs of at most T + J (T + 1) tokens
+        agrees(as_lists(outputs[row]), chances)
+        assert proposal.log_z[row].item() == pytest.approx(log_z, rel=1e-12)
+        every = torch.tensor([[*y, *[END] * (longest + 1 - len(y))] for y in chances])
+        found = proposal.log_prob(every.unsqueeze(0).expand(len(golds), -1, -1))[row].exp()
+        assert found.tolist() == pytest.approx(list(chances.values()), rel=1e-10)
+        assert found.sum().item() == pytest.approx(1.0)
+
+
+def test_weights_of_an_edit_reward_are_bounded() -> None:
+    """q is at least exp(−edit distance / τ) / Z, for whatever is drawn."""
+    batch = batch_of([[3, 4, 5, 6, 3, 4, 2], [7, 2]])
+    proposal = around(EditProposal, batch, 0.3, size=12)
+    outputs = proposal.draw(keys(batch, 2000))
+    scaled = proposal.log_prob(outputs) + proposal.log_z.unsqueeze(1)
+    for row, gold in enumerate(([3, 4, 5, 6, 3, 4, 2], [7, 2])):
+        distance = torch.tensor([Levenshtein.distance(y, gold) for y in as_lists(outputs[row])])
+        assert (scaled[row] >= -distance / 0.3 - 1e-6).all()
+        assert distance.float().mean() > 0.5
+
+
+def test_edits_of_a_gold_token_outside_of_the_substitutes() -> None:
+    batch = batch_of([[3, 4, 2]], references=torch.tensor([[4, 5]]))
+    proposal = replace(around(EditProposal, batch, 0.8, "references"), most=2)
+    chances, log_z = edit_chances([3, 4, 2], [4, 5], 0.8, 2)
+    assert proposal.log_z.item() == pytest.approx(log_z)
+    outputs = proposal.draw(keys(batch, 3000))
+    found = proposal.log_prob(outputs)[0].exp().tolist()
+    assert found == pytest.approx([chances[tuple(y)] for y in as_lists(outputs[0])], rel=1e-10)
+
+
+def test_an_output_that_edits_cannot_make_has_no_probability() -> None:
+    batch = batch_of([[3, 4, 2]])
+    proposal = replace(around(EditProposal, batch, 1.0, size=5), most=1)
+    outputs = torch.tensor([[[3, 9, 2, END, END, END, END], [3, 3, 3, 3, 3, 3, 2]]])
+    assert proposal.log_prob(outputs).tolist() == [[-math.inf, -math.inf]]
