@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     )
     from unforced.errors import InputError
     from unforced.metrics.protocol import Metric
+    from unforced.models.huggingface import wrap
     from unforced.models.protocol import MaskedModel, ModelSpec, StepDecoder
     from unforced.objectives.protocol import Objective
     from unforced.tasks.protocol import Codec, FittedTask, Task
@@ -53,6 +54,7 @@ _HOMES = {
     "api": "Loaded batch compare decode evaluate fit load model objective report task train",
     "errors": "InputError",
     "metrics.protocol": "Metric",
+    "models.huggingface": "wrap",
     "models.protocol": "MaskedModel ModelSpec StepDecoder",
     "objectives.protocol": "Objective",
     "tasks.protocol": "Codec FittedTask Task",
@@ -64,7 +66,7 @@ __all__ = [
     "Batch", "Codec", "DecoderState", "Encoded", "Example", "Examples", "FittedTask", "Hypotheses", "InputError",
     "Loaded", "Loss", "MaskedModel", "Metric", "ModelSpec", "Objective", "Progress", "Sizes", "StepDecoder",
     "Symbols", "Task", "batch", "compare", "decode", "evaluate", "fit", "load", "model", "objective", "report",
-    "task", "train",
+    "task", "train", "wrap",
 ]  # fmt: skip
 
 

@@ -69,7 +69,9 @@ class Batch:
     source_mask: Tensor | None = None  # [B,S] bool, for sources of token ids
     length: Tensor | None = None  # [B] long, where the task fixes the output's length
     ids: Tensor | None = None  # [B] long, the examples' numbers in their split
-    references: Tensor | None = None  # [B,R] long, the tokens of each example's references, in any order, padded
+    references: Tensor | None = (
+        None  # [B,R] long, the tokens of each example's references, in any order, padded
+    )
 
     @classmethod
     def of_gold(cls, gold: Tensor, mask: Tensor, symbols: Symbols, **rest: Any) -> Batch:
@@ -179,4 +181,6 @@ class Encoded(NamedTuple):
         Any  # None, a 1-d integer array (tokens), a 3-d float array (image, channels first) or an int (class)
     )
     target: Sequence[int]  # token ids; EOS included where there is one
-    references: Sequence[int] = ()  # the ids that occur in the example's references, if it has any beside the target
+    references: Sequence[
+        int
+    ] = ()  # the ids that occur in the example's references, if it has any beside the target

@@ -15,8 +15,9 @@ from unforced.decoding.soft_beam import SoftBeam, SoftTop
 from unforced.decoding.soft_top import Offer, all_of, among, best_of, soft_top
 from unforced.errors import InputError
 from unforced.models.transformer import Transformer
+from unforced.objectives import soft_beam as objectives
 from unforced.relax import soft_top_k
-from unforced.types import Batch, Sizes
+from unforced.types import Batch, Progress, Sizes
 
 HARD = 1e13  # α at which a gap of 3e-6 between two scores decides
 
@@ -192,3 +193,11 @@ def test_scores_that_are_no_numbers_are_reported():
 def test_bad_fields(fields, sentence):
     with pytest.raises(InputError, match=sentence):
         SoftBeam(**fields)
+
+
+def test_padding_must_not_be_the_end():
+    batch = make_batch(SOURCES, ENDED._replace(pad=2))
+    with pytest.raises(InputError, match="needs a padding symbol of its own"):
+        SoftBeam()(lstm(1), batch)
+    with pytest.raises(InputError, match="needs a padding symbol of its own"):
+        objectives.SoftBeam()(lstm(1), batch, progress=Progress(), rng=torch.Generator())

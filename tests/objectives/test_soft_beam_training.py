@@ -93,7 +93,7 @@ def test_direct_loss_is_the_cost_of_what_beam_search_finds(kind, symbols):
         tokens = Beam(3, length_penalty=0.0, finished="stay", **limit)(model, one).tokens[0, 0]
         tokens = torch.nn.functional.pad(tokens, (0, int(steps[row]) - len(tokens)))
         expected += int((tokens != one.gold[0, : steps[row]]).sum())
-    assert float(found.total) == pytest.approx(expected, abs=1e-6)
+    assert found.total.item() == pytest.approx(expected, abs=1e-6)
     assert float(found.count) == float(batch.mask.sum())
 
 

@@ -18,7 +18,7 @@ from unforced.errors import InputError, check_choice
 from unforced.masking import FLOOR
 from unforced.models.protocol import StepDecoder, require
 from unforced.relax import checked_alpha
-from unforced.types import Batch, DecoderState, Hypotheses
+from unforced.types import Batch, DecoderState, Hypotheses, Symbols
 
 LEAST = -69.0  # log of a mass that counts as none
 NEGLIGIBLE = 1e-6  # of a mixture: tokens that have less of it, all together, are not fed
@@ -221,6 +221,7 @@ class SoftBeam:
 
     def __call__(self, model: StepDecoder, batch: Batch, *, rng: torch.Generator | None = None) -> Hypotheses:
         require(model, "soft_beam", "start", "embed", "embed_mix", "advance", "score")
+        check_end(batch.symbols)
         constraints = Constraints.of(batch, self.min_length, self.scores)
         selector = SoftTop(constraints, self.beam, self.alpha, self.keep, self.tolerance, tracing=True)
         with evaluating(model):
@@ -246,6 +247,15 @@ def read_back(found: Found, batch: Batch) -> Hypotheses:
     lengths = torch.minimum(lengths, before + closed)
     steps = torch.arange(tokens.shape[2], device=tokens.device)
     return Hypotheses(tokens.masked_fill(steps >= lengths.unsqueeze(2), symbols.pad), lengths, *rest)
+
+
+def check_end(symbols: Symbols) -> None:
+    """Raise ``InputError`` where the relaxed search can't tell an end from what comes behind it."""
+    if symbols.eos is not None and symbols.eos == symbols.pad:
+        raise InputError(
+            f"soft_beam needs a padding symbol of its own, and here {symbols.pad} is both padding and the end; "
+            "for a wrapped model, wrap(model, pad=…) gives one"
+        )
 
 
 def check_soft(beam: int, keep: int | None, tolerance: float) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from unforced.costs import Cost, Hamming
 from unforced.decoding.constraints import Constraints
 from unforced.decoding.search import search
-from unforced.decoding.soft_beam import SoftMemory, SoftTop, check_soft
+from unforced.decoding.soft_beam import SoftMemory, SoftTop, check_end, check_soft
 from unforced.errors import InputError, check_choice
 from unforced.models.protocol import StepDecoder, require, stepping
 from unforced.objectives.cross_entropy import gold_scores
@@ -77,6 +77,7 @@ class SoftBeam:
 
     def __call__(self, model: StepDecoder, batch: Batch, *, progress: Progress, rng: torch.Generator) -> Loss:
         require(model, "soft_beam", "start", "embed", "embed_mix", "advance", "score")
+        check_end(batch.symbols)
         alpha, state = checked_alpha(at(self.alpha, progress)), model.start(batch)
         steps = batch.mask.sum(dim=1) + (0 if batch.symbols.eos is None else self.beyond)  # [B]
         end = self.searched(model, batch, state, steps, alpha)

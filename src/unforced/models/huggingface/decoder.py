@@ -1,0 +1,224 @@
+"""Encoder-decoder and causal models as ``StepDecoder``: soft inputs, functional states, scores apart from features."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from unforced.errors import InputError
+from unforced.models._deferred import Deferred
+from unforced.models.huggingface.cache import Split, join, split
+from unforced.models.huggingface.parts import (
+    arguments,
+    find,
+    is_encoder_decoder,
+    named,
+    output_child,
+    scores_of,
+)
+from unforced.models.huggingface.tokens import WrappedModel
+from unforced.types import Batch, DecoderState, Symbols, Tree
+
+
+class Shared(NamedTuple):
+    """What all hypotheses of an example share."""
+
+    memory: Tensor | None = None  # [R,S,H] the encoder's output
+    memory_mask: Tensor | None = None  # [R,S] long, or None where nothing is padded
+    cross: Tree = None  # keys and values of the memory, once a step has made them
+    pads: Tensor | None = None  # [R] how many of the first columns are padding; None where none are
+    pending: Tensor | None = None  # [R,P,E] inputs still to be fed; the last takes the start symbol's place
+    seen: int = 0  # columns fed so far
+    layout: Any = None  # the cache without its tensors
+    lost: str = ""  # why there is no cache, where a pass was made that keeps none
+
+
+class WrappedDecoder(WrappedModel):
+    """A Hugging Face model that generates, as a ``StepDecoder``.
+
+    An example's first input is always ``batch.prefix[:, 0]``: where that isn't the start symbol, as behind the prompt of a
+    causal model, it takes the place of the start symbol that a search feeds.
+    """
+
+    def __init__(self, model: nn.Module, symbols: Symbols, prompt: tuple[int, ...] = ()) -> None:
+        super().__init__(model, symbols)
+        self.parts = find(model)
+        self.prompt = prompt  # fed before the start symbol to every output of an encoder-decoder
+        self.strides = True  # whether it can go on from a state over several positions at once
+        self.pads_left = True  # whether prompts of several lengths can share a batch
+        self._outputs: Deferred | None = None  # the output layer's weight, while stepping
+
+    @property
+    def owner(self) -> Any:
+        return self.model.get_submodule(self.parts.owner)
+
+    @property
+    def body(self) -> Any:
+        return self.owner.get_submodule(self.parts.body)
+
+    @property
+    def embedding(self) -> Any:
+        return (self.body if is_encoder_decoder(self.model) else self.owner).get_input_embeddings()
+
+    def score(self, features: Tensor) -> Tensor:
+        flat, others = features.reshape(1, -1, features.shape[-1]), {}
+        if self._outputs is not None:
+            others = {output_child(self.owner): self._project}
+        scores = scores_of(self.owner, self.parts.path, flat, others)
+        return scores.reshape(*features.shape[:-1], scores.shape[-1])
+
+    def _project(self, features: Tensor) -> Tensor:
+        """The output layer, while stepping."""
+        assert self._outputs is not None
+        scores, bias = self._outputs.linear(features), self.owner.get_output_embeddings().bias
+        return scores if bias is None else scores + bias
+
+    @contextmanager
+    def stepping(self) -> Iterator[None]:
+        """For passes with gradient that go step by step: gradients of the vocabulary's matrices are made once.
+
+        Under autocast, whose casts belong to the usual operators, nothing changes.
+        """
+        device = next(self.parameters()).device
+        if not torch.is_grad_enabled() or torch.is_autocast_enabled(device.type):
+            yield
+            return
+        if self.scale is not None and self.embedding.weight.requires_grad:
+            self._inputs = Deferred(self.embedding.weight)
+        child = output_child(self.owner)
+        if child and self.owner.get_submodule(child).weight.requires_grad:
+            self._outputs = Deferred(self.owner.get_submodule(child).weight)
+        try:
+            yield
+        finally:
+            self._inputs = self._outputs = None
+
+    def start(self, batch: Batch) -> DecoderState:
+        raise NotImplementedError
+
+    def begin(self, batch: Batch, shared: Shared, ids: Tensor | None) -> DecoderState:
+        """The state before the first input: ``ids`` [B,P] are fed, what comes behind them is pending."""
+        first = batch.prefix[:, :1]
+        own = bool((first != batch.symbols.bos).any())
+        if ids is None or not ids.shape[1]:
+            return DecoderState(None, shared._replace(pending=self.embed(first) if own else None))
+        if self.without_cache() or not self.strides:
+            return DecoderState(None, shared._replace(pending=self.embed(torch.cat([ids, first], dim=1))))
+        _, state = self.advance(DecoderState(None, shared), self.embed(ids))
+        return state._replace(shared=state.shared._replace(pending=self.embed(first) if own else None))
+
+    def advance(self, state: DecoderState, inputs: Tensor) -> tuple[Tensor, DecoderState]:
+        shared: Shared = state.shared
+        if shared.lost:
+            raise InputError(
+                f"{named(self.model)} keeps no cache while it trains with {shared.lost}: "
+                "turn that off for methods that go step by step"
+            )
+        wanted = inputs.shape[1]
+        if wanted > 1 and not self.strides and shared.layout is not None:
+            parts = []
+            for step in inputs.split(1, dim=1):
+                part, state = self.advance(state, step)
+                parts.append(part)
+            return torch.cat(parts, dim=1), state
+        if shared.pending is not None:
+            inputs = torch.cat([shared.pending.to(inputs.dtype), inputs[:, 1:]], dim=1)
+        total, lost = shared.seen + inputs.shape[1], self.without_cache()
+        options: dict[str, Any] = {"inputs_embeds": inputs, "use_cache": not lost, "return_dict": True}
+        if shared.layout is not None:
+            options[self.parts.cache] = join(Split(state.carry, shared.cross, shared.layout))
+        if shared.pads is not None:
+            columns, pads = torch.arange(total, device=inputs.device), shared.pads.unsqueeze(1)
+            options["attention_mask"] = (columns >= pads).long()
+            if "position_ids" in self.parts.accepts:
+                options["position_ids"] = (columns[shared.seen :] - pads).clamp(min=0)
+        if shared.memory is not None:
+            options["encoder_hidden_states"] = shared.memory
+            options["encoder_attention_mask"] = shared.memory_mask
+        output = self.run(options, total)
+        features: Tensor = output[0][:, -wanted:]
+        shared = shared._replace(pending=None, seen=total)
+        if lost:
+            return features, DecoderState(None, shared._replace(lost=lost))
+        cache = getattr(output, self.parts.cache, None)
+        if cache is None:
+            raise InputError(
+                f"{named(self.model)} returns no {self.parts.cache}, so it can't go on from a state"
+            )
+        carry, cross, layout = split(cache, len(inputs))
+        return features, DecoderState(carry, shared._replace(cross=cross, layout=layout))
+
+    def run(self, options: dict[str, Any], total: int) -> Any:
+        """The body's output; a sequence too long for its positions is an ``InputError``."""
+        try:
+            return self.body(**options)
+        except IndexError:
+            longest = getattr(self.body.config, "max_position_embeddings", None)
+            if longest is None or total <= longest:
+                raise
+            raise InputError(
+                f"{named(self.model)} has {longest} positions, which is too few for a sequence of {total}"
+            ) from None
+
+    def without_cache(self) -> str:
+        """Why passes leave no cache behind that could be used, or nothing."""
+        if not self.model.training:
+            return ""
+        if getattr(self.body, "layerdrop", 0):
+            return "layers dropped at random (layerdrop)"
+        checkpointing = any(
+            getattr(module, "gradient_checkpointing", False) for module in self.body.modules()
+        )
+        return "gradient checkpointing" if checkpointing else ""
+
+
+class WrappedCausal(WrappedDecoder):
+    """A causal model: ``batch.source`` is what stands before an output's first input, the prompt but for its last token."""
+
+    def start(self, batch: Batch) -> DecoderState:
+        ids, mask = batch.source, batch.source_mask
+        if ids is None or (mask is not None and not bool(mask.any())):
+            return self.begin(batch, Shared(), None)
+        if ids.dim() != 2 or ids.is_floating_point():
+            raise InputError(
+                f"a causal model reads prompts of token ids [B,S], but the batch has sources of shape {tuple(ids.shape)}"
+            )
+        pads = None
+        if mask is not None and not bool(mask.all()):
+            order = mask.byte().argsort(dim=1, stable=True)  # padding goes to the left, holes close
+            pads = (~mask).sum(dim=1)
+            spare = int(pads.min())
+            ids, pads = ids.gather(1, order)[:, spare:], pads - spare
+            if not bool(pads.any()):
+                pads = None
+            elif not self.pads_left:
+                raise InputError(
+                    f"{named(self.model)} can't take prompts of several lengths in one batch: it has no positions "
+                    "or masks to skip padding by"
+                )
+        return self.begin(batch, Shared(pads=pads), ids)
+
+
+class WrappedEncoderDecoder(WrappedDecoder):
+    """An encoder-decoder model: the source goes through its encoder once."""
+
+    def start(self, batch: Batch) -> DecoderState:
+        encoder = self.model.get_encoder()  # type: ignore[operator]
+        name = getattr(encoder, "main_input_name", "input_ids")
+        if batch.source is None or (name == "input_ids") == batch.source.is_floating_point():
+            found = "no source" if batch.source is None else f"{batch.source.dtype} sources"
+            raise InputError(f"{named(self.model)} reads sources as {name}, but the batch has {found}")
+        mask = batch.source_mask
+        mask = None if mask is None or bool(mask.all()) else mask.long()
+        options = {name: batch.source, "return_dict": True}
+        if mask is not None and "attention_mask" in arguments(encoder):
+            options["attention_mask"] = mask
+        memory = encoder(**options)[0]
+        if mask is not None and mask.shape[1] != memory.shape[1]:
+            mask = None  # the encoder has its own idea of length
+        before = torch.tensor(self.prompt, dtype=torch.long, device=memory.device).expand(len(memory), -1)
+        return self.begin(batch, Shared(memory=memory, memory_mask=mask), before)

@@ -1,0 +1,66 @@
+"""Masked models (BERT and its kin) as ``MaskedModel``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from unforced.errors import InputError
+from unforced.models.huggingface.parts import arguments, named
+from unforced.models.huggingface.tokens import WrappedModel
+from unforced.types import Batch, Symbols
+
+
+class WrappedMasked(WrappedModel):
+    """A Hugging Face masked model, as a ``MaskedModel``.
+
+    Tokens come with all special tokens that the model is used to ([CLS], [SEP]); ``batch.source_mask`` says which positions
+    there are (all of them if None). ``mask_token`` is what hidden tokens are replaced by.
+    """
+
+    def __init__(self, model: nn.Module, symbols: Symbols, mask_token: int) -> None:
+        super().__init__(model, symbols)
+        self.mask_token = mask_token
+
+    def scores(self, batch: Batch, tokens: Tensor, masked: Tensor) -> Tensor:
+        """[R,T] ids and [R,T] bool -> [R,T,V]; with R = B·K rows, the K rows of an example adjacent."""
+        hidden = tokens.masked_fill(masked, self.mask_token)
+        attended = self._attended(batch, tokens)
+        if attended is not None:
+            hidden = hidden.masked_fill(~attended, self.symbols.pad)  # some models count positions by it
+        return self._run(attended, input_ids=hidden)
+
+    def mixed_scores(self, batch: Batch, inputs: Tensor) -> Tensor:
+        """[R,T,E] embeddings of tokens or of mixtures of tokens -> [R,T,V]."""
+        attended = self._attended(batch, inputs)
+        if attended is not None and bool((attended[:, 1:] & ~attended[:, :-1]).any()):
+            raise InputError(
+                "embeddings must be padded at their end: models count their positions from the first"
+            )
+        if "inputs_embeds" not in arguments(self.model):
+            raise InputError(f"{named(self.model)} takes no inputs_embeds, which soft inputs need")
+        return self._run(attended, inputs_embeds=inputs)
+
+    def _attended(self, batch: Batch, rows: Tensor) -> Tensor | None:
+        """[R,T] bool, the positions that there are; None for all."""
+        mask = batch.source_mask
+        if mask is None:
+            return None
+        copies, rest = divmod(len(rows), max(1, len(mask)))
+        if rest or rows.shape[1] != mask.shape[1]:
+            raise InputError(
+                f"tokens of shape {tuple(rows.shape[:2])} are no rows of a batch of shape {tuple(mask.shape)}"
+            )
+        if bool(mask.all()):
+            return None
+        if "attention_mask" not in arguments(self.model):
+            raise InputError(f"{named(self.model)} takes no attention_mask, so its batches can't be padded")
+        return mask.repeat_interleave(copies, dim=0)
+
+    def _run(self, attended: Tensor | None, **inputs: Tensor) -> Tensor:
+        if attended is not None:
+            inputs["attention_mask"] = attended.long()
+        output: Any = self.model(**inputs, return_dict=True)
+        scores: Tensor = output.logits
+        return scores

@@ -1,0 +1,61 @@
+"""A model's special tokens as ``Symbols``, from what its tokenizer and its configurations say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from unforced.errors import InputError
+from unforced.models.huggingface.parts import is_encoder_decoder, named
+from unforced.types import Symbols
+
+
+class Specials:
+    """Looks token ids up: the tokenizer knows best, then the generation settings, then the configuration."""
+
+    def __init__(self, model: Any, tokenizer: Any = None) -> None:
+        text = getattr(model.config, "get_text_config", None)
+        places = [tokenizer, getattr(model, "generation_config", None)]
+        self.places = [*places, text(decoder=True) if text else None, model.config]
+
+    def all(self, name: str) -> list[int]:
+        """The ids that go by a name, those of the first place that knows any."""
+        for place in self.places:
+            value = getattr(place, name, None)
+            if value is not None:
+                return [int(number) for number in value] if isinstance(value, Sequence) else [int(value)]
+        return []
+
+    def __call__(self, name: str) -> int | None:
+        return next(iter(self.all(name)), None)
+
+    def never(self) -> set[int]:
+        """Tokens that ``generate`` never emits with the model's own settings."""
+        settings = self.places[1]
+        single = [words[0] for words in getattr(settings, "bad_words_ids", None) or [] if len(words) == 1]
+        return {*single, *(getattr(settings, "suppress_tokens", None) or [])}
+
+
+def decoder_symbols(
+    model: Any, known: Specials, start: int | None, pad: int | None, eos: int | None, banned: Iterable[int]
+) -> Symbols:
+    """The symbols of a model that generates.
+
+    Padding is another token than EOS wherever there is one to take (methods that let finished outputs stay in a beam tell
+    them apart by it), and is never emitted then.
+    """
+    eos = known("eos_token_id") if eos is None else eos
+    bos = known("bos_token_id") if start is None else start
+    if start is None and is_encoder_decoder(model):
+        told = known("decoder_start_token_id")
+        bos = bos if told is None else told
+        if bos is None:
+            raise InputError(
+                f"{named(model)} does not say what its decoder starts with: pass start=, the id of its first input"
+            )
+    if pad is None:
+        choices = [known("pad_token_id"), bos, known("unk_token_id"), eos]
+        named_ = [choice for choice in choices if choice is not None]
+        pad = next((choice for choice in named_ if choice != eos), next(iter(named_), 0))
+    never = {pad, *banned, *known.never()} - {eos}
+    return Symbols(pad=pad, bos=pad if bos is None else bos, eos=eos, banned=tuple(sorted(never)))

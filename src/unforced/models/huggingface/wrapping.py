@@ -1,0 +1,78 @@
+"""``wrap``: which protocol a Hugging Face model can serve, and a wrapper that does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from torch import nn
+
+from unforced.errors import InputError
+from unforced.models.huggingface import probe
+from unforced.models.huggingface.decoder import WrappedCausal, WrappedEncoderDecoder
+from unforced.models.huggingface.masked import WrappedMasked
+from unforced.models.huggingface.parts import ROUTES, is_encoder_decoder, named, output_layer
+from unforced.models.huggingface.specials import Specials, decoder_symbols
+from unforced.types import Symbols
+
+
+def wrap(
+    hf_model: Any,
+    *,
+    tokenizer: Any = None,
+    start: int | Sequence[int] | None = None,
+    pad: int | None = None,
+    eos: int | None = None,
+    mask: int | None = None,
+    banned: Iterable[int] = (),
+    check: bool = True,
+) -> Any:
+    """A Hugging Face model as a ``StepDecoder`` (encoder-decoder and causal models) or a ``MaskedModel`` (masked models).
+
+    Parameters are shared, not copied: ``wrap(m).model is m``. Special tokens are those of the ``tokenizer``, or else of the
+    model's configuration; ``pad``, ``eos``, ``start`` (the decoder's first input) and ``mask`` (the mask token) go before both.
+    ``start`` may be several ids, of which an output is always given all, such as the code of a language behind a start
+    symbol. Of several ids for EOS the first is taken. Padding may be EOS, but a soft beam needs another. ``banned`` are
+    further tokens never to be emitted, beside those that the model's own settings for ``generate`` suppress.
+
+    ``check`` runs a few tokens through the model, to see that what is taken apart here adds up to what the model itself
+    gives. What a model can't do is an ``InputError`` that names it.
+    """
+    if not isinstance(hf_model, nn.Module) or not hasattr(hf_model, "config"):
+        raise InputError(f"wrap takes a model of the transformers library, not {type(hf_model).__name__}")
+    known = Specials(hf_model, tokenizer)
+    if not is_encoder_decoder(hf_model) and not _generates(hf_model):
+        return _masked(hf_model, known, pad, mask, banned)
+    given = (start,) if isinstance(start, int) else tuple(start or ())
+    symbols = decoder_symbols(hf_model, known, given[-1] if given else None, pad, eos, banned)
+    if is_encoder_decoder(hf_model):
+        wrapped: Any = WrappedEncoderDecoder(hf_model, symbols, given[:-1])
+    else:
+        wrapped = WrappedCausal(hf_model, symbols)
+    if check:
+        probe.check(wrapped)
+    return wrapped
+
+
+def _generates(model: Any) -> bool:
+    return bool(getattr(model, "can_generate", lambda: False)())
+
+
+def _masked(
+    model: Any, known: Specials, pad: int | None, mask: int | None, banned: Iterable[int]
+) -> WrappedMasked:
+    if output_layer(model) is None:
+        raise InputError(f"{named(model)} has no output layer to score tokens with: load it by {ROUTES}")
+    mask = known("mask_token_id") if mask is None else mask
+    if mask is None:
+        raise InputError(
+            f"{named(model)} does not say what its mask token is: pass tokenizer=, or mask=, the id of that token"
+        )
+    pad = known("pad_token_id") if pad is None else pad
+    pad = 0 if pad is None else pad
+    names = ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "all_special_ids")
+    special = {pad, mask, *banned, *(number for name in names for number in known.all(name))}
+    bos = known("cls_token_id")
+    bos = known("bos_token_id") if bos is None else bos
+    symbols = Symbols(pad=pad, bos=pad if bos is None else bos, eos=None, banned=tuple(sorted(special)))
+    return WrappedMasked(model, symbols, mask)

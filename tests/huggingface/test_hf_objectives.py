@@ -1,0 +1,136 @@
+"""Every objective of the catalogue that trains a decoder, on a tiny T5 and a tiny GPT-2: it learns, and by all parameters."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hf_cases import DECODERS, batch_for, collated
+
+import unforced
+from unforced.catalogue import CATALOGUE
+from unforced.models.huggingface import batch, wrap
+from unforced.objectives.protocol import Objective
+from unforced.types import Loss, Progress
+
+CONFIGURATIONS: dict[str, list[dict[str, Any]]] = {
+    "cross_entropy": [{}],
+    "label_smoothing": [{"smoothing": 0.1}],
+    "self_normalized": [{"strength": 0.1}],
+    "scheduled_sampling": [
+        {"feed": "argmax", "mixing": 0.5},
+        {"feed": "sample", "mixing": 0.5},
+        {"feed": "soft_argmax", "mixing": 0.5, "alpha": 2.0},
+        {"feed": "soft_sample", "mixing": 0.5, "alpha": 2.0},
+    ],
+    "parallel_scheduled_sampling": [{"p": 0.5, "passes": 2}],
+    "soft_beam": [
+        {"beam": 2, "alpha": 2.0},
+        {"beam": 3, "alpha": 1.0, "loss": "hinge", "scores": "global", "keep": 4},
+        {"beam": 2, "alpha": 2.0, "checkpoint": True},
+    ],
+    "beam_search_optimization": [{"beam": 2}, {"beam": 2, "scores": "local", "beyond": 1}],
+    "token_smoothing": [{"tau": 0.3, "mix": 0.6, "nearest": 3}],
+    "sequence_smoothing": [{"tau": 0.7}, {"tau": 0.7, "lazy": True, "mix": 0.6, "samples": 2}],
+    "minimum_risk": [{"samples": 4, "alpha": 0.5, "max_length": 5}],
+}
+ROWS = [  # whatever else the catalogue has is tried with its defaults
+    pytest.param(name, fields, id=f"{name}-{fields}")
+    for name in CATALOGUE["objectives"]
+    for fields in CONFIGURATIONS.get(name, [{}])
+]
+NAMES = ["t5", "gpt2"]
+
+
+def objective(name: str, fields: dict[str, Any]) -> Objective:
+    return unforced.objective(name, **fields)
+
+
+def loss_of(made: Objective, model: Any, data: Any, seed: int = 3) -> Loss:
+    return made(model, data, progress=Progress(step=1), rng=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("method", "fields"), ROWS)
+def test_it_learns_a_batch(name: str, method: str, fields: dict[str, Any]) -> None:
+    model = DECODERS[name].wrapped().float().train()
+    data, made = batch_for(name, model), objective(method, fields)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    losses, reached = [], set()
+    for _ in range(6):
+        optimizer.zero_grad()
+        loss = loss_of(made, model, data)
+        loss.mean.backward()
+        losses.append(float(loss.mean.detach()))
+        reached |= {n for n, p in model.named_parameters() if p.grad is not None and p.grad.any()}
+        assert torch.isfinite(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))
+        optimizer.step()
+    assert all(value < float("inf") for value in losses)
+    assert min(losses[-3:]) < 0.97 * losses[0]
+    assert {n for n, p in model.named_parameters() if p.requires_grad} - reached == set()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("method", "fields"), ROWS)
+def test_prompts_in_one_batch_or_alone(name: str, method: str, fields: dict[str, Any]) -> None:
+    """Micro-batches of one example, each without padding, add up to the whole."""
+    model = DECODERS[name].wrapped()
+    data, made = batch_for(name, model), objective(method, fields)
+    data = replace(data, ids=torch.arange(len(data)))
+    whole = loss_of(made, model, data)
+    parts = []
+    for b in range(len(data)):
+        alone = data.select(torch.tensor([b]))
+        length = max(1, int(alone.mask.sum()))
+        assert alone.source is not None
+        assert alone.source_mask is not None
+        alone = replace(
+            alone,
+            prefix=alone.prefix[:, :length],
+            gold=alone.gold[:, :length],
+            mask=alone.mask[:, :length],
+            source=alone.source[alone.source_mask].unsqueeze(0),
+            source_mask=None,
+        )
+        parts.append(loss_of(made, model, alone))
+    near = 1e-4 if DECODERS[name].near > 1e-6 else 1e-7
+    torch.testing.assert_close(sum(p.total for p in parts), whole.total, rtol=near, atol=near)
+    assert sum(float(p.count) for p in parts) == float(whole.count)
+
+
+@pytest.mark.parametrize(("method", "fields"), ROWS)
+@pytest.mark.parametrize("name", ["t5", "llama"])
+def test_gradients_survive_bf16_autocast(name: str, method: str, fields: dict[str, Any]) -> None:
+    model = DECODERS[name].wrapped().float().train()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = loss_of(objective(method, fields), model, batch_for(name, model))
+    loss.mean.backward()
+    for parameter_name, parameter in model.named_parameters():
+        assert parameter.grad is not None, parameter_name
+        assert parameter.grad.isfinite().all(), parameter_name
+
+
+@pytest.mark.parametrize(("method", "fields"), [row.values for row in ROWS if row.values[0] != "soft_beam"])
+def test_padding_may_be_the_end_symbol(method: str, fields: dict[str, Any]) -> None:
+    """As GPT-2 has it. (A soft beam tells what has ended by its padding, and needs another.)"""
+    hf = DECODERS["gpt2"].model()
+    usual, same = wrap(hf, pad=0), wrap(hf, pad=2, banned=(0,))
+    assert same.symbols.pad == same.symbols.eos
+    losses = [loss_of(objective(method, fields), model, batch_for("gpt2", model)) for model in (usual, same)]
+    torch.testing.assert_close(losses[0].total, losses[1].total)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_prompts_are_never_replaced(name: str) -> None:
+    """With everything else the model's own, what stands before the gold is as it was given."""
+    model = DECODERS[name].wrapped()
+    data, seen = batch(model, **collated(name)), []
+    embed = model.embed
+    model.embed = lambda ids: seen.append(ids) or embed(ids)
+    loss_of(objective("scheduled_sampling", {"feed": "argmax", "mixing": 0.0}), model, data)
+    assert data.source is not None
+    if name == "gpt2":
+        assert torch.equal(seen[0], data.source)
+    assert any(torch.equal(ids[:, :1], data.prefix[:, :1]) for ids in seen)

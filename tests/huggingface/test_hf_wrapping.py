@@ -1,0 +1,343 @@
+"""What ``wrap`` makes of models: special tokens, saving, and errors that name what a model can't do."""
+
+from __future__ import annotations
+
+import ast
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hf_cases import (
+    BARTS,
+    BERTS,
+    CAUSAL,
+    DECODERS,
+    ENCODER_DECODERS,
+    LLAMAS,
+    SPECIAL,
+    V,
+    batch_for,
+    collated,
+    tf,
+)
+from torch import nn
+
+import unforced
+from unforced.decoding import Beam, Greedy
+from unforced.errors import InputError
+from unforced.models.huggingface import batch, wrap
+from unforced.objectives.cross_entropy import CrossEntropy
+from unforced.training.checkpoints import Checkpoint, publish, read_model
+from unforced.training.weights import fill_model, model_tensors
+from unforced.types import Progress
+
+
+def cross_entropy(model: Any, data: Any) -> torch.Tensor:
+    return CrossEntropy()(model, data, progress=Progress(), rng=torch.Generator()).mean
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "expected"),
+    [
+        ({}, {}, (0, 1, 2, (0,))),
+        ({"pad_token_id": 2}, {}, (1, 1, 2, (1,))),  # padding that is EOS gives way to another token
+        ({"pad_token_id": None, "bos_token_id": 2}, {}, (2, 2, 2, ())),  # unless there is none
+        ({"pad_token_id": None, "bos_token_id": None, "eos_token_id": [5, 6]}, {}, (5, 5, 5, ())),
+        ({}, {"pad": 4, "eos": 3, "start": 9, "banned": (7,)}, (4, 9, 3, (4, 7))),
+        ({}, {"tokenizer": SimpleNamespace(pad_token_id=8, eos_token_id=9)}, (8, 1, 9, (8,))),
+    ],
+)
+def test_special_tokens(config: dict[str, Any], options: dict[str, Any], expected: tuple[Any, ...]) -> None:
+    hf = tf.LlamaForCausalLM(tf.LlamaConfig(**{**LLAMAS, **config}))
+    assert wrap(hf, **options, check=False).symbols == expected
+
+
+def test_special_tokens_of_an_encoder_decoder() -> None:
+    hf = ENCODER_DECODERS["bart"].model()
+    hf.generation_config.suppress_tokens = [5]
+    hf.generation_config.bad_words_ids = [[6], [7, 8]]
+    assert wrap(hf).symbols == (0, 1, 2, (0, 5, 6))
+    hf = tf.T5ForConditionalGeneration(
+        tf.T5Config(vocab_size=V, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=1)
+    )
+    with pytest.raises(InputError, match="pass start="):
+        wrap(hf)
+    assert wrap(hf, start=0).symbols.bos == 0
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: nn.Linear(2, 2), "not Linear"),
+        (lambda: tf.GPT2Model(tf.GPT2Config(vocab_size=V, n_embd=8, n_layer=1, n_head=1)), "GPT2Model has no output layer"),
+        (lambda: tf.T5Model(tf.T5Config(vocab_size=V, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=1, **SPECIAL)), "no output layer"),
+        (lambda: tf.OpenAIGPTLMHeadModel(tf.OpenAIGPTConfig(vocab_size=V, n_embd=8, n_layer=1, n_head=1)), "no past_key_values"),
+        (lambda: tf.CpmAntForCausalLM(tf.CpmAntConfig(vocab_size=V, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, dim_head=8, dim_ff=8)), "no inputs_embeds"),
+        (lambda: tf.BertLMHeadModel(tf.BertConfig(**BERTS)), "returns no past_key_values"),
+        (lambda: tf.RobertaForCausalLM(tf.RobertaConfig(**BERTS, is_decoder=True)), "go on from its cache"),
+    ],
+)  # fmt: skip
+def test_what_a_model_lacks_is_named(make: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        wrap(make())
+
+
+def test_a_scale_that_soft_inputs_would_miss_is_found_out() -> None:
+    """A model that scales embeddings of ids alone, outside its embedding: what goes in by embeddings differs."""
+
+    class Scaling(tf.GPT2LMHeadModel):
+        def forward(self, input_ids: Any = None, inputs_embeds: Any = None, **options: Any) -> Any:
+            if input_ids is not None:
+                inputs_embeds = self.get_input_embeddings()(input_ids) * 3
+            return super().forward(inputs_embeds=inputs_embeds, **options)
+
+    torch.manual_seed(0)
+    hf = Scaling(tf.GPT2Config(vocab_size=V, n_embd=8, n_layer=1, n_head=1, **SPECIAL))
+    with pytest.raises(InputError, match="embeddings"):
+        wrap(hf)
+
+
+def test_any_embedding_can_be_mixed() -> None:
+    """An embedding that is no multiple of its weight is asked for the vectors of all tokens."""
+
+    class Odd(nn.Embedding):
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return super().forward(ids).flip(-1) + 1
+
+    hf = CAUSAL["gpt2"].model()
+    old = hf.get_input_embeddings()
+    new = Odd(V, 16, dtype=torch.float64)
+    new.weight = old.weight
+    hf.set_input_embeddings(new)
+    model = wrap(hf)
+    assert model.scale is None
+    ids = torch.arange(V - 1).view(4, 4)
+    torch.testing.assert_close(model.embed_mix(nn.functional.one_hot(ids, V)), model.embed(ids))
+
+
+def test_embeddings_without_scores() -> None:
+    hf = CAUSAL["llama"].model()
+    hf.config.tie_word_embeddings = False
+    hf.lm_head = nn.Linear(16, V - 2, bias=False, dtype=torch.float64)
+    model = wrap(hf)
+    weights = torch.full((1, 1, V - 2), 1 / (V - 2), dtype=torch.float64)
+    torch.testing.assert_close(
+        model.embed_mix(weights)[0, 0], hf.get_input_embeddings().weight[: V - 2].mean(dim=0)
+    )
+    with pytest.raises(InputError, match="only 17 have embeddings"):
+        model.embed_mix(torch.ones(1, 1, V + 1))
+
+
+@pytest.mark.parametrize("name", ["t5", "bart", "gpt2", "llama"])
+def test_tied_weights_are_saved_once_and_load_back(name: str, tmp_path: Path) -> None:
+    model, other = DECODERS[name].wrapped(0), DECODERS[name].wrapped(1)
+    weights = model_tensors(model)
+    assert len({tensor.data_ptr() for tensor in weights.values()}) == len(weights)
+    path = publish(tmp_path, "step-00000001", Checkpoint(weights, {}, {}, {}))
+    fill_model(other, read_model(path), str(path))
+    data = batch_for(name, model)
+    assert torch.equal(cross_entropy(model, data), cross_entropy(other, data))
+    other.load_state_dict(DECODERS[name].wrapped(1).state_dict())
+    assert not torch.equal(cross_entropy(model, data), cross_entropy(other, data))
+
+
+@pytest.mark.parametrize("name", ["t5", "bart", "gpt2", "llama", "qwen3-next"])
+def test_gradient_checkpointing(name: str) -> None:
+    """Passes over the whole output work, with the same gradients; going step by step is an error that says why."""
+    model = DECODERS[name].wrapped().train()
+    data = batch_for(name, model)
+    expected = torch.autograd.grad(cross_entropy(model, data), list(model.parameters()))
+    model.model.gradient_checkpointing_enable({"use_reentrant": False})
+    found = torch.autograd.grad(cross_entropy(model, data), list(model.parameters()))
+    for a, b in zip(found, expected):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    state = model.start(data)
+    _, state = model.advance(state, model.embed(data.prefix[:, :1]))
+    with pytest.raises(InputError, match="gradient checkpointing"):
+        model.advance(state, model.embed(data.prefix[:, 1:2]))
+    assert Greedy(max_length=3)(model, data).tokens.shape == (4, 1, 3)  # a search is not training
+
+
+def test_dropping_layers_at_random_keeps_no_cache() -> None:
+    hf = tf.BartForConditionalGeneration(tf.BartConfig(**BARTS, decoder_layerdrop=0.5))
+    model = wrap(hf).train()
+    data = batch_for("bart", model)
+    cross_entropy(model, data).backward()
+    _, state = model.advance(model.start(data), model.embed(data.prefix[:, :1]))
+    with pytest.raises(InputError, match="layerdrop"):
+        model.advance(state, model.embed(data.prefix[:, 1:2]))
+
+
+def mamba() -> Any:
+    torch.manual_seed(1)
+    hf = tf.MambaForCausalLM(
+        tf.MambaConfig(vocab_size=V, hidden_size=16, state_size=4, num_hidden_layers=2, **SPECIAL)
+    )
+    for parameter in hf.parameters():
+        if parameter.dim() > 1:
+            nn.init.normal_(parameter, std=0.3)
+    return hf.eval()
+
+
+def test_a_model_that_can_only_go_on_by_single_steps() -> None:
+    hf = mamba()
+    model = wrap(hf)
+    assert not model.strides
+    ids = collated("gpt2")["input_ids"][:, :5].clamp(min=3)
+    data = batch(model, ids, None, torch.cat([torch.full((4, 2), -100), ids[:, 2:]], dim=1))
+    torch.testing.assert_close(cross_entropy(model, data), hf(input_ids=ids, labels=data_labels(ids)).loss)
+    inputs = model.embed(data.prefix)
+    whole, _ = model.advance(model.start(data), inputs)
+    _, state = model.advance(model.start(data), inputs[:, :1])
+    torch.testing.assert_close(model.advance(state, inputs[:, 1:])[0], whole[:, 1:], rtol=1e-4, atol=1e-5)
+    output = hf.generate(
+        input_ids=ids, max_new_tokens=4, num_beams=2, do_sample=False, suppress_tokens=[0], length_penalty=0.0
+    )
+    found = Beam(2, 0.0, max_length=4)(model, batch(model, ids))
+    rows = [row[5:] for row in output.tolist()]
+    assert found.ids(model.symbols) == [row[: row.index(2)] if 2 in row else row for row in rows]
+    ragged = torch.ones_like(ids)
+    ragged[0, 3:] = 0
+    with pytest.raises(InputError, match="several lengths"):
+        model.start(batch(model, ids, ragged))
+
+
+def data_labels(ids: torch.Tensor) -> torch.Tensor:
+    return torch.cat([torch.full((4, 2), -100), ids[:, 2:]], dim=1)
+
+
+def test_a_sequence_too_long_is_named() -> None:
+    model = CAUSAL["gpt2"].wrapped()
+    data = batch(model, torch.full((1, 60), 5))
+    with pytest.raises(InputError, match="has 64 positions"):
+        Greedy(min_length=10, max_length=20)(model, data)
+
+
+@pytest.mark.parametrize("name", ["t5", "gpt2"])
+def test_batches_that_do_not_fit_are_named(name: str) -> None:
+    model = DECODERS[name].wrapped()
+    data = batch_for(name, model)
+    with pytest.raises(InputError, match="sources"):
+        model.start(replace(data, source=torch.rand(4, 1, 2, 2), source_mask=None))
+    if name == "t5":
+        with pytest.raises(InputError, match="no source"):
+            model.start(replace(data, source=None, source_mask=None))
+    with pytest.raises(InputError, match="wrap"):
+        batch(nn.Linear(1, 1), torch.zeros(1, 1, dtype=torch.long))
+
+
+def test_images_go_in_as_pixels() -> None:
+    vit = tf.ViTConfig(
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        image_size=8,
+        patch_size=4,
+    )
+    decoder = tf.BertConfig(**BERTS, is_decoder=True, add_cross_attention=True)
+    config = tf.VisionEncoderDecoderConfig(encoder=vit.to_dict(), decoder=decoder.to_dict())
+    torch.manual_seed(0)
+    hf = tf.VisionEncoderDecoderModel(config).eval()
+    hf.config.decoder_start_token_id, hf.config.pad_token_id = 1, 0
+    model = wrap(hf, eos=2)
+    pixels, labels = torch.rand(2, 3, 8, 8), torch.tensor([[5, 6, 2], [7, 2, -100]])
+    data = batch(model, pixels, labels=labels)
+    torch.testing.assert_close(
+        cross_entropy(model, data), hf(pixel_values=pixels, labels=labels).loss, rtol=1e-5, atol=1e-5
+    )
+
+
+def test_a_wrapped_model_trains_on_a_task_of_the_library(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    task = unforced.task("palindromes", length=5)
+    sizes = task.fit(task.read("train")).sizes
+    hf = tf.GPT2LMHeadModel(
+        tf.GPT2Config(vocab_size=sizes.target, n_embd=8, n_layer=1, n_head=1, n_positions=64)
+    )
+    run = unforced.fit(wrap(hf), task, "cross_entropy", tmp_path / "run", steps=4, quiet=True)
+    assert unforced.load(run, model=wrap(hf)).model.model is hf
+
+
+@pytest.mark.parametrize("name", ["t5", "bart", "gpt2", "llama", "gemma2"])
+def test_models_in_half_precision(name: str) -> None:
+    hf = DECODERS[name].model().bfloat16()
+    model, data = wrap(hf), collated(name)
+    assert model.strides
+    assert model.pads_left
+    ours, theirs = cross_entropy(model, batch(model, **data)), hf(**data).loss
+    torch.testing.assert_close(ours.float(), theirs.float(), rtol=0.02, atol=0)
+    ids = torch.arange(V).unsqueeze(0)
+    torch.testing.assert_close(model.embed_mix(nn.functional.one_hot(ids, V).float()), model.embed(ids))
+    assert Beam(2, max_length=4)(model, batch(model, **data)).scores.isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["t5", "marian", "gpt2"])
+def test_stepping_leaves_the_vector_of_padding_alone(name: str) -> None:
+    """Where the model's own embedding does not learn it; and weights' gradients are made at once."""
+    model, ids = DECODERS[name].wrapped(), torch.tensor([[0, 5], [6, 0]])
+    grads = []
+    for own in (model.stepping(), nullcontext()):
+        model.zero_grad()
+        with own:
+            assert (model._outputs is None) == (own.__class__ is nullcontext)
+            scores = model.score(model.embed(ids)) + model.score(model.embed(ids.flip(0)))
+        names, todo = set(), [scores.grad_fn]
+        while todo:
+            node = todo.pop()
+            names.add(type(node).__name__)
+            todo += [following for following, _ in node.next_functions if following is not None]
+        assert any("Anchor" in found for found in names) == (own.__class__ is not nullcontext)
+        scores.square().sum().backward()
+        grads.append(model.embedding.weight.grad.clone())
+    torch.testing.assert_close(grads[0], grads[1])
+
+
+class Adapted(nn.Module):
+    """A model inside two shells, as adapter libraries leave it; what the shells lack the model answers."""
+
+    def __init__(self, model: nn.Module, depth: int = 1) -> None:
+        super().__init__()
+        self.base_model = Adapted(model, depth - 1) if depth else model
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.base_model, name)
+
+    def get_base_model(self) -> Any:
+        inner = self.base_model
+        return inner.get_base_model() if isinstance(inner, Adapted) else inner
+
+    def forward(self, *parts: Any, **options: Any) -> Any:
+        return self.base_model(*parts, **options)
+
+
+@pytest.mark.parametrize("name", ["t5", "bart", "gpt2", "opt"])
+def test_models_inside_adapters(name: str) -> None:
+    hf = DECODERS[name].model()
+    model, shell = wrap(hf), Adapted(hf)
+    adapted = wrap(shell)
+    assert adapted.model is shell
+    data = batch_for(name, model)
+    assert torch.equal(cross_entropy(adapted, batch_for(name, adapted)), cross_entropy(model, data))
+    assert torch.equal(Beam(2, max_length=4)(adapted, data).scores, Beam(2, max_length=4)(model, data).scores)
+
+
+def test_nothing_here_imports_transformers() -> None:
+    folder = Path(unforced.__file__).parent / "models" / "huggingface"
+    for path in folder.glob("*.py"):
+        found = [
+            node
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Import | ast.ImportFrom)
+        ]
+        names = [alias.name for node in found for alias in node.names] + [
+            str(getattr(node, "module", "")) for node in found
+        ]
+        assert not any(name.startswith("transformers") for name in names), path
