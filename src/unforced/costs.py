@@ -30,6 +30,12 @@ class Cost(Protocol):
         ...
 
 
+def fitted_cost(cost: Cost, codec: Any) -> Cost:
+    """The cost, knowing the ids of the tokens it names: what its own ``fitted(codec)`` gives, if it has such a thing."""
+    own = getattr(cost, "fitted", None)
+    return cost if own is None else own(codec)
+
+
 def gold_steps(batch: Batch, steps: int) -> Tensor:
     """The gold [B,steps], padding behind its end.
 

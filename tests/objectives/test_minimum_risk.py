@@ -19,8 +19,9 @@ from unforced.models.lstm import LSTM
 from unforced.models.toy import Toy
 from unforced.models.transformer import Transformer
 from unforced.objectives import minimum_risk
+from unforced.objectives._outputs import END, as_lists, first_equal
 from unforced.objectives.cross_entropy import CrossEntropy
-from unforced.objectives.minimum_risk import END, MinimumRisk, as_lists, first_equal
+from unforced.objectives.minimum_risk import MinimumRisk
 from unforced.schedules import Linear
 from unforced.schema import build, to_mapping
 from unforced.training.identity import _spelled

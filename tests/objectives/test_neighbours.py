@@ -18,7 +18,7 @@ from torch import Tensor
 
 from unforced import streams
 from unforced.objectives._neighbours import EditProposal, HammingProposal, Pool, editable
-from unforced.objectives.minimum_risk import END, as_lists
+from unforced.objectives._outputs import END, as_lists
 from unforced.types import Batch, Symbols
 
 SYMBOLS = Symbols(pad=0, bos=1, eos=2, banned=(0, 1))

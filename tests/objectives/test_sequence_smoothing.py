@@ -23,9 +23,9 @@ from unforced.models.lstm import LSTM
 from unforced.models.toy import Toy
 from unforced.models.transformer import Transformer
 from unforced.objectives import _smoothed, sequence_smoothing
+from unforced.objectives._outputs import END, as_lists
 from unforced.objectives._rewards import Documents, cider_cost, distances
 from unforced.objectives.cross_entropy import CrossEntropy
-from unforced.objectives.minimum_risk import END, as_lists
 from unforced.objectives.protocol import fitted
 from unforced.objectives.sequence_smoothing import Draws, SequenceSmoothing
 from unforced.objectives.token_sequence_smoothing import TokenSequenceSmoothing

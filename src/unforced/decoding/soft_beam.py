@@ -21,7 +21,7 @@ from unforced.relax import checked_alpha
 from unforced.types import Batch, DecoderState, Hypotheses, Symbols
 
 LEAST = -69.0  # log of a mass that counts as none
-NEGLIGIBLE = 1e-6  # of a mixture: tokens that have less of it, all together, are not fed
+NEGLIGIBLE = 1e-6  # of a mixture, or the tolerance if less: tokens that have less, all together, are not fed
 DONE = -14.0  # log of the mass that may still be running when a decoder stops
 
 
@@ -34,6 +34,7 @@ class SoftMove(NamedTuple):
     weights: Tensor  # [B,K,M]
     tokens: Tensor | None  # [B,M] long
     back: Tensor  # [B,K,k]
+    negligible: float  # what of a mixture may be left out where it is fed
 
     def follow(self, state: DecoderState) -> DecoderState:
         return rows.mix(state, self.back)
@@ -42,7 +43,7 @@ class SoftMove(NamedTuple):
         if self.tokens is None:
             return model.embed_mix(self.weights.flatten(0, 1).unsqueeze(1))
         b, k, m = self.weights.shape
-        examples, places = (self.weights.amax(dim=1) > NEGLIGIBLE / m).nonzero(as_tuple=True)  # [L] each
+        examples, places = (self.weights.amax(dim=1) > self.negligible / m).nonzero(as_tuple=True)  # [L] each
         vectors = model.embed(self.tokens[examples, places].unsqueeze(0))[0]  # [L,E]
         weights = self.weights[examples, :, places].to(vectors.dtype)  # [L,K]
         parts = (weights.unsqueeze(2) * vectors.unsqueeze(1)).flatten(1)  # [L,K·E]
@@ -164,7 +165,9 @@ class SoftTop:
             bound=torch.maximum(memory.bound, chosen.bound.to(memory.bound.dtype)),
             kept=memory.kept + candidates.scores.shape[1],
         )
-        return memory, SoftMove(inputs.to(dtype), candidates.tokens, back.to(dtype))
+        return memory, SoftMove(
+            inputs.to(dtype), candidates.tokens, back.to(dtype), min(NEGLIGIBLE, self.tolerance)
+        )
 
     def masses(
         self, log_weights: Tensor, tokens: Tensor | None, before: int, v: int

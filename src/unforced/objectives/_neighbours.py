@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from unforced import streams
-from unforced.objectives.minimum_risk import END
+from unforced.objectives._outputs import END
 from unforced.types import Batch
 
 Substitutes = Literal["all", "batch", "references"]

@@ -1,4 +1,4 @@
-"""How far an output is from the gold, for outputs that are drawn by one distribution and weighed by another."""
+"""How far a whole output is from the gold."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from rapidfuzz.distance import Levenshtein
 from torch import Tensor
 
-from unforced.objectives.minimum_risk import END, as_lists, bleu_cost, ngrams
+from unforced.objectives._outputs import END, as_lists
 
 Reward = Literal["hamming", "bleu", "cider", "edit"]
 ORDER = 4  # of n-grams
@@ -46,6 +46,37 @@ class Documents(NamedTuple):
             several = counts > 1
             frequency |= zip(map(tuple, kinds[several].tolist()), counts[several].tolist())
         return cls(len(lists), frequency)
+
+
+def bleu_cost(gold: list[int]) -> Callable[[list[int]], float]:
+    """1 − BLEU of outputs against this gold, as sacreBLEU's ``sentence_bleu`` has it: orders of which the output has no
+    n-gram don't count, and the k-th order without a hit counts as ½ᵏ hits. An output that is the gold costs nothing.
+
+    >>> cost = bleu_cost([5, 6, 7, 8])
+    >>> cost([5, 6, 7, 8]), cost([9]), round(cost([5, 6, 7]), 3)
+    (0.0, 1.0, 0.283)
+    """
+    wanted = [ngrams(gold, order) for order in range(1, ORDER + 1)]
+
+    def cost(output: list[int]) -> float:
+        if output == gold:
+            return 0.0
+        logs, missed = [], 0
+        for order, want in enumerate(wanted[: len(output)], start=1):
+            hits = sum(min(n, want[gram]) for gram, n in ngrams(output, order).items() if gram in want)
+            if not hits:
+                missed += 1
+            logs.append(math.log((hits or 0.5**missed) / (len(output) - order + 1)))
+        if not logs or missed == len(logs):
+            return 1.0
+        brevity = min(0.0, 1 - len(gold) / len(output))
+        return 1 - math.exp(brevity + sum(logs) / len(logs))
+
+    return cost
+
+
+def ngrams(tokens: list[int], order: int) -> Counter[tuple[int, ...]]:
+    return Counter(zip(*(tokens[start:] for start in range(order))))
 
 
 def cider_cost(gold: list[int], documents: Documents) -> Callable[[list[int]], float]:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from unforced import rows
-from unforced.costs import Cost, Hamming, gold_steps
+from unforced.costs import Cost, Hamming, fitted_cost, gold_steps
 from unforced.decoding.constraints import Constraints
 from unforced.decoding.search import Found, HardMove, Record, Selection, follow, search
 from unforced.decoding.top import top, top_continuations
@@ -202,8 +202,7 @@ class BeamSearchOptimization:
             checked_beam(self.beam)
 
     def fitted(self, codec: Any, examples: Any = ()) -> BeamSearchOptimization:
-        own = getattr(self.cost, "fitted", None)
-        return self if own is None else replace(self, cost=own(codec))
+        return replace(self, cost=fitted_cost(self.cost, codec))
 
     def schedules(self) -> dict[str, float | Schedule]:
         """What moves with progress, for pictures."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -24,14 +23,14 @@ from unforced.errors import InputError, check_choice
 from unforced.masking import length_mask, masked_log_softmax
 from unforced.models.protocol import StepDecoder, require
 from unforced.objectives._feeding import asking
+from unforced.objectives._outputs import END, as_lists, first_equal, together
+from unforced.objectives._rewards import bleu_cost
 from unforced.relax import checked_alpha
 from unforced.schedules import Schedule, at
 from unforced.types import Batch, DecoderState, Loss, Progress, Symbols
 
 Kind = Literal["hamming", "edit", "bleu"]
-END = -1  # stands behind the end of an output, where it is compared
 CHUNK = 2048  # tokens that are projected together: more would only cost memory
-ORDER = 4  # of BLEU's n-grams
 
 
 @dataclass(frozen=True)
@@ -139,9 +138,7 @@ class MinimumRisk:
         there = length_mask(samples.lengths, samples.tokens.shape[2])
         gold = batch.gold.masked_fill(~batch.mask, END).unsqueeze(1)  # [B,1,T]
         drawn = samples.tokens.masked_fill(~there, END)
-        width = max(gold.shape[2], drawn.shape[2])
-        wide = [F.pad(some, (0, width - some.shape[2]), value=END) for some in (gold, drawn)]
-        return torch.cat(wide, dim=1)
+        return together(gold, drawn)
 
     def costs(self, outputs: Tensor, where: Tensor, symbols: Symbols) -> Tensor:
         """What the outputs [B,N,T] cost, the first of each example being the gold; [B,N], right where ``where`` says."""
@@ -165,16 +162,6 @@ class MinimumRisk:
             own = self.cost
             return lambda output: own(output, gold)
         return partial(Levenshtein.distance, gold) if self.cost == "edit" else bleu_cost(gold)
-
-
-def first_equal(outputs: Tensor) -> Tensor:
-    """The number of the first output that is the same as each, among those of its example: [B,N,T] -> [B,N].
-
-    >>> first_equal(torch.tensor([[[3, 2], [4, 2], [3, 2], [4, 2]]]))
-    tensor([[0, 1, 0, 1]])
-    """
-    same = (outputs.unsqueeze(2) == outputs.unsqueeze(1)).all(dim=3)  # [B,N,N]
-    return same.int().argmax(dim=2)
 
 
 def output_log_probs(
@@ -218,40 +205,3 @@ def token_log_probs(model: StepDecoder, features: Tensor, tokens: Tensor) -> Ten
 def spread(values: Tensor, where: Tensor) -> Tensor:
     """The values, in order, where ``where`` holds, and zeros elsewhere."""
     return values.new_zeros(where.shape).masked_scatter(where, values)
-
-
-def as_lists(outputs: Tensor) -> list[list[int]]:
-    """[R,T] with ``END`` behind their ends -> lists of tokens."""
-    lengths = (outputs != END).sum(dim=1).tolist()
-    return [row[:length] for row, length in zip(outputs.tolist(), lengths)]
-
-
-def bleu_cost(gold: list[int]) -> Callable[[list[int]], float]:
-    """1 − BLEU of outputs against this gold, as sacreBLEU's ``sentence_bleu`` has it: orders of which the output has no
-    n-gram don't count, and the k-th order without a hit counts as ½ᵏ hits. An output that is the gold costs nothing.
-
-    >>> cost = bleu_cost([5, 6, 7, 8])
-    >>> cost([5, 6, 7, 8]), cost([9]), round(cost([5, 6, 7]), 3)
-    (0.0, 1.0, 0.283)
-    """
-    wanted = [ngrams(gold, order) for order in range(1, ORDER + 1)]
-
-    def cost(output: list[int]) -> float:
-        if output == gold:
-            return 0.0
-        logs, missed = [], 0
-        for order, want in enumerate(wanted[: len(output)], start=1):
-            hits = sum(min(n, want[gram]) for gram, n in ngrams(output, order).items() if gram in want)
-            if not hits:
-                missed += 1
-            logs.append(math.log((hits or 0.5**missed) / (len(output) - order + 1)))
-        if not logs or missed == len(logs):
-            return 1.0
-        brevity = min(0.0, 1 - len(gold) / len(output))
-        return 1 - math.exp(brevity + sum(logs) / len(logs))
-
-    return cost
-
-
-def ngrams(tokens: list[int], order: int) -> Counter[tuple[int, ...]]:
-    return Counter(zip(*(tokens[start:] for start in range(order))))

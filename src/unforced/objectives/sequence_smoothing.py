@@ -24,11 +24,11 @@ from unforced.objectives._neighbours import (
     Substitutes,
     editable,
 )
+from unforced.objectives._outputs import END, first_equal, together
 from unforced.objectives._rewards import Documents, Reward, distances
 from unforced.objectives._smoothed import CHUNK, Target, blended, priced, smoothed_nll
 from unforced.objectives._vectors import special
 from unforced.objectives.cross_entropy import gold_scores, negative_log_likelihood, token_metrics
-from unforced.objectives.minimum_risk import END, first_equal
 from unforced.objectives.token_smoothing import TokenSmoothing, unemitted
 from unforced.types import Batch, DecoderState, Encoded, Loss, Progress
 
@@ -226,9 +226,7 @@ class SequenceSmoothing:
     ) -> Loss:
         """α Σ_l ω_l ℓ(y_l) + (1 − α) ℓ(y*) (eq. 12), with each of these outputs fed to the model, equal ones once."""
         gold = batch.gold.masked_fill(~batch.mask, END).unsqueeze(1)  # [B,1,T]
-        width = max(gold.shape[2], draws.outputs.shape[2])
-        wide = [F.pad(some, (0, width - some.shape[2]), value=END) for some in (gold, draws.outputs)]
-        every = torch.cat(wide, dim=1)  # [B,1+L,W], the gold first
+        every = together(gold, draws.outputs)  # [B,1+L,W], the gold first
         first = first_equal(every)
         drawn = torch.zeros(first.shape, dtype=torch.float64, device=first.device)
         drawn.scatter_add_(1, first[:, 1:], self.mix * draws.weights)

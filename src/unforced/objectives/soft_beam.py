@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from unforced.costs import Cost, Hamming
+from unforced.costs import Cost, Hamming, fitted_cost
 from unforced.decoding.constraints import Constraints
 from unforced.decoding.search import search
 from unforced.decoding.soft_beam import SoftMemory, SoftTop, check_end, check_soft
@@ -68,8 +68,7 @@ class SoftBeam:
             checked_alpha(self.alpha)
 
     def fitted(self, codec: Any, examples: Any = ()) -> SoftBeam:
-        own = getattr(self.cost, "fitted", None)
-        return self if own is None else replace(self, cost=own(codec))
+        return replace(self, cost=fitted_cost(self.cost, codec))
 
     def schedules(self) -> dict[str, float | Schedule]:
         """What moves with progress, for pictures."""

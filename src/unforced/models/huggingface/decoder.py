@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -37,7 +38,7 @@ class Shared(NamedTuple):
     lost: str = ""  # why there is no cache, where a pass was made that keeps none
 
 
-class WrappedDecoder(WrappedModel):
+class WrappedDecoder(WrappedModel, ABC):
     """A Hugging Face model that generates, as a ``StepDecoder``.
 
     An example's first input is always ``batch.prefix[:, 0]``: where that isn't the start symbol, as behind the prompt of a
@@ -97,8 +98,9 @@ class WrappedDecoder(WrappedModel):
         finally:
             self._inputs = self._outputs = None
 
+    @abstractmethod
     def start(self, batch: Batch) -> DecoderState:
-        raise NotImplementedError
+        """Encode the sources, or read the prompts, once."""
 
     def begin(self, batch: Batch, shared: Shared, ids: Tensor | None) -> DecoderState:
         """The state before the first input: ``ids`` [B,P] are fed, what comes behind them is pending."""

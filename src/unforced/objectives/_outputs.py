@@ -1,0 +1,36 @@
+"""Several outputs of an example side by side, of different lengths."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+END = -1  # stands behind the end of an output
+
+
+def together(*outputs: Tensor) -> Tensor:
+    """Outputs [B,N,T] with ``END`` behind their ends, of any widths -> all of them, [B,ΣN,T].
+
+    >>> together(torch.tensor([[[3, 2]]]), torch.tensor([[[2]]]))
+    tensor([[[ 3,  2],
+             [ 2, -1]]])
+    """
+    width = max(some.shape[2] for some in outputs)
+    return torch.cat([F.pad(some, (0, width - some.shape[2]), value=END) for some in outputs], dim=1)
+
+
+def first_equal(outputs: Tensor) -> Tensor:
+    """The number of the first output that is the same as each, among those of its example: [B,N,T] -> [B,N].
+
+    >>> first_equal(torch.tensor([[[3, 2], [4, 2], [3, 2], [4, 2]]]))
+    tensor([[0, 1, 0, 1]])
+    """
+    same = (outputs.unsqueeze(2) == outputs.unsqueeze(1)).all(dim=3)  # [B,N,N]
+    return same.int().argmax(dim=2)
+
+
+def as_lists(outputs: Tensor) -> list[list[int]]:
+    """[R,T] with ``END`` behind their ends -> lists of tokens."""
+    lengths = (outputs != END).sum(dim=1).tolist()
+    return [row[:length] for row, length in zip(outputs.tolist(), lengths)]
