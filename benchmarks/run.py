@@ -22,7 +22,15 @@ import machine
 import table
 from harness import RESULTS, SideError, say
 
-NAMES = ("startup", "beam_speed", "training_speed", "loop_overhead", "scheduled_sampling", "soft_beam")
+NAMES = (
+    "startup",
+    "beam_speed",
+    "training_speed",
+    "loop_overhead",
+    "scheduled_sampling",
+    "soft_beam",
+    "loss_smoothing",
+)
 
 
 def main() -> int:

@@ -1,0 +1,195 @@
+"""How far chains have come: split R-hat, effective sample size, how often they moved, and which of them are stuck.
+
+R-hat and the effective sample size are those of Vehtari, Gelman, Simpson, Carpenter and Bürkner, "Rank-normalization, folding,
+and localization: an improved R-hat" (2021). Traces are [...,M,N]: N draws of each of M chains that have the same target.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+FEWEST = 4  # draws of a chain below which nothing can be said
+WORST_RHAT, LEAST_ESS = 1.01, 400.0  # what the authors ask for before draws are used
+
+
+def rhat(traces: Tensor) -> Tensor:
+    """[...,M,N] traces -> [...] rank-normalised split R-hat: the larger one of the values' and of their distances from the median.
+
+    It tends to one as the chains, and the halves of each, come to agree. It is infinite where every chain stands still at a
+    place of its own, and NaN where all values are equal or there are fewer than four draws.
+
+    >>> apart = torch.tensor([[1.0, 2.0, 1.0, 2.0, 1.0, 2.0], [5.0, 6.0, 5.0, 6.0, 5.0, 6.0]])
+    >>> rhat(apart) > 2
+    tensor(True)
+    """
+    values = _prepared(traces)
+    if values.shape[-1] < FEWEST // 2:
+        return values.new_full(values.shape[:-2], math.nan)
+    middle = values.flatten(-2).quantile(0.5, dim=-1)[..., None, None]
+    bulk, tails = (potential_reduction(rank_normalized(each)) for each in (values, (values - middle).abs()))
+    # chains that sit at the same distances on both sides of the median leave nothing to see in the tails
+    return torch.where(tails.isnan(), bulk, torch.maximum(bulk, tails))
+
+
+def effective_sample_size(traces: Tensor) -> Tensor:
+    """[...,M,N] traces -> [...] bulk effective sample size, of all chains together.
+
+    M·N / τ, with τ = −1 + 2 Σ_k P_k the autocorrelation time by Geyer's initial monotone sequence: P_k = ρ_2k + ρ_2k+1, up
+    to the first that is negative, none larger than the one before. NaN as for ``rhat``.
+    """
+    values = _prepared(traces)
+    if values.shape[-1] < FEWEST // 2:
+        return values.new_full(values.shape[:-2], math.nan)
+    return independent_draws(rank_normalized(values))
+
+
+def _prepared(traces: Tensor) -> Tensor:
+    """Halves of chains as chains of their own, [...,2M,N/2] in double precision; the middle draw of an odd number is left out."""
+    if traces.dim() < 2:
+        raise ValueError(f"traces are [...,M,N], not {tuple(traces.shape)}")
+    half = traces.shape[-1] // 2
+    return torch.cat([traces[..., :half], traces[..., traces.shape[-1] - half :]], dim=-2).double()
+
+
+def rank_normalized(values: Tensor) -> Tensor:
+    """[...,M,N] -> normal quantiles of the ranks among all M·N values, Φ⁻¹((r − 3/8) / (M·N + 1/4)); equal values share the mean rank.
+
+    >>> rank_normalized(torch.tensor([[1.0, 10.0, 100.0]]))
+    tensor([[-0.8694,  0.0000,  0.8694]], dtype=torch.float64)
+    """
+    flat = values.flatten(-2).flatten(0, -2) if values.dim() > 2 else values.flatten().unsqueeze(0)
+    ordered = flat.contiguous().sort(dim=-1).values
+    below = torch.searchsorted(ordered, flat.contiguous(), right=False)
+    up_to = torch.searchsorted(ordered, flat.contiguous(), right=True)
+    ranks = (below + up_to + 1).double() / 2
+    return torch.special.ndtri((ranks - 0.375) / (flat.shape[-1] + 0.25)).view(values.shape)
+
+
+def potential_reduction(values: Tensor) -> Tensor:
+    """[...,M,N] -> [...] √(((N − 1)/N · W + B/N) / W), with W the mean variance of chains and B/N the variance of their means.
+
+    >>> round(float(potential_reduction(torch.tensor([[1.0, 2.0, 3.0], [2.0, 3.0, 4.0]]))), 6)  # W = 1, B/N = 1/2
+    1.080123
+    """
+    n = values.shape[-1]
+    within = values.var(dim=-1, unbiased=True).mean(dim=-1)
+    between = _variance_of_means(values)
+    return (((n - 1) / n * within + between) / within).sqrt()
+
+
+def _variance_of_means(values: Tensor) -> Tensor:
+    if values.shape[-2] < 2:
+        return values.new_zeros(values.shape[:-2])
+    return values.mean(dim=-1).var(dim=-1, unbiased=True)
+
+
+def independent_draws(values: Tensor) -> Tensor:
+    """[...,M,N] -> [...] M·N / τ; see ``effective_sample_size``. At most M·N log₁₀(M·N), as where draws repel each other."""
+    m, n = values.shape[-2:]
+    covariance = autocovariance(values).mean(dim=-2)  # [...,N]
+    within = covariance[..., :1] * n / (n - 1)
+    total = within * (n - 1) / n + _variance_of_means(values).unsqueeze(-1)
+    correlation = 1 - (within - covariance) / total  # ρ_t from within and between the chains
+    correlation[..., 0] = 1.0
+    even, odd = correlation[..., 0 : n - 1 : 2], correlation[..., 1:n:2]
+    pairs = even + odd  # [...,N/2]
+    kept = (pairs > 0).cummin(dim=-1).values
+    monotone = pairs.cummin(dim=-1).values.masked_fill(~kept, 0.0)
+    # of the first pair that is left out, the even term still counts if it is positive
+    left_out = (~kept & kept.roll(1, dims=-1)).index_fill(-1, torch.tensor([0]), False)
+    rest = (even.clamp(min=0.0) * left_out).sum(dim=-1)
+    time = -1 + 2 * monotone.sum(dim=-1) + rest
+    draws = m * n
+    found = draws / time.clamp(min=1 / math.log10(draws))
+    return torch.where(total.squeeze(-1) > 0, found, math.nan)
+
+
+def autocovariance(values: Tensor) -> Tensor:
+    """[...,N] -> [...,N]: Σ_s (x_s − x̄)(x_s+t − x̄) / N for t = 0 … N − 1, by the Fourier transform.
+
+    >>> autocovariance(torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)).round(decimals=6)
+    tensor([ 0.6667,  0.0000, -0.3333], dtype=torch.float64)
+    """
+    n = values.shape[-1]
+    centred = values - values.mean(dim=-1, keepdim=True)
+    spectrum = torch.fft.rfft(centred, n=2 * n)
+    return torch.fft.irfft(spectrum.abs().square(), n=2 * n)[..., :n] / n
+
+
+def stuck(moved: Tensor, last: int) -> Tensor:
+    """[N,R] how often each of R chains changed in each sweep -> [R] bool: not once in the last ``last`` sweeps.
+
+    >>> stuck(torch.tensor([[3, 0], [0, 2], [0, 1]]), 2)
+    tensor([ True, False])
+    """
+    if last < 1:
+        raise ValueError(f"last must be at least 1, not {last}")
+    if len(moved) < last:
+        return torch.zeros(moved.shape[1:], dtype=torch.bool)
+    return ~(moved[-last:] > 0).any(dim=0)
+
+
+class Diagnosis(NamedTuple):
+    """What is said of chains: of all together, of each example (B of them with M chains each), and of each chain (R = B·M)."""
+
+    acceptance: float  # accepted proposals / proposals
+    novel: float  # proposals accepted that were another sequence / proposals
+    energy: float  # mean over chains and sweeps
+    last_energy: float  # mean over chains after the last sweep
+    rhat: Tensor  # [B], of the energies
+    ess: Tensor  # [B]
+    stuck: Tensor  # [R] bool
+
+    @property
+    def worst_rhat(self) -> float:
+        """The largest R-hat of an example; NaN where there is none."""
+        return _extreme(self.rhat, largest=True)
+
+    @property
+    def least_ess(self) -> float:
+        """The smallest effective sample size of an example; NaN where there is none."""
+        return _extreme(self.ess, largest=False)
+
+    @property
+    def doubtful(self) -> Tensor:
+        """[B] bool: R-hat over 1.01, fewer than 400 effective draws, or neither to be had."""
+        return ~((self.rhat <= WORST_RHAT) & (self.ess >= LEAST_ESS))
+
+
+def _extreme(values: Tensor, largest: bool) -> float:
+    known = values[~values.isnan()]
+    if not len(known):
+        return math.nan
+    return float(known.max() if largest else known.min())
+
+
+def diagnose(
+    energy: Tensor,
+    proposed: Tensor,
+    accepted: Tensor,
+    moved: Tensor,
+    *,
+    chains: int,
+    burn_in: int = 0,
+    patience: int = 5,
+) -> Diagnosis:
+    """Judge chains by their traces [N,R] of N sweeps; the ``chains`` rows of an example are adjacent.
+
+    The first ``burn_in`` sweeps count for nothing. A chain is stuck that did not change in the last ``patience`` sweeps.
+    """
+    energy, proposed, accepted, moved = (trace[burn_in:] for trace in (energy, proposed, accepted, moved))
+    tries = max(1, int(proposed.sum()))
+    groups = energy.double().T.unflatten(0, (-1, chains))  # [B,M,N]
+    return Diagnosis(
+        acceptance=int(accepted.sum()) / tries,
+        novel=int(moved.sum()) / tries,
+        energy=float(energy.double().mean()) if energy.numel() else math.nan,
+        last_energy=float(energy[-1].double().mean()) if len(energy) else math.nan,
+        rhat=rhat(groups),
+        ess=effective_sample_size(groups),
+        stuck=stuck(moved, patience),
+    )
