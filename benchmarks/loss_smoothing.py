@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import corpus
 from harness import WORK, interleave, row, say
-from trained import batch, trained
+from trained import QUICK, UPDATES, batch, trained
 from updates import cost, update
 
-UPDATES, LARGE, WIDTH = 400, 32_000, 100
+LARGE, WIDTH = 32_000, 100
 TOKEN, LAZY, SEQUENCE, BOTH, TABLES = 1.05, 1.02, 1.15, 1.25, 200  # the targets; the last in MiB
 
 
@@ -19,7 +19,7 @@ def run(*, quick: bool, threads: int) -> dict:
     torch.set_num_threads(threads)
     torch.set_flush_denormal(True)
     data = corpus.prepare(WORK)
-    updates, rounds = (100, 3) if quick else (UPDATES, 15)
+    updates, rounds = (QUICK, 3) if quick else (UPDATES, 15)
     pairs = [data.ids("grouped")[corpus.BATCH * i : corpus.BATCH * (i + 1)] for i in range(0, 400, 80)]
     batches = [batch(each) for each in pairs]
     rows = []

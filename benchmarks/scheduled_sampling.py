@@ -8,10 +8,9 @@ from typing import Any
 
 import corpus
 from harness import WORK, interleave, ratio, row, say
-from trained import batch, trained
+from trained import QUICK, UPDATES, batch, trained
 from updates import cost, peak, update
 
-UPDATES = 400
 PASSES = (1, 2, 4, 8)
 LENGTHS = (16, 64, 256)
 ROWS = 8  # examples of a batch where lengths are compared
@@ -24,7 +23,7 @@ def run(*, quick: bool, threads: int) -> dict:
     torch.set_num_threads(threads)
     torch.set_flush_denormal(True)
     data = corpus.prepare(WORK)
-    updates = 100 if quick else UPDATES
+    updates = QUICK if quick else UPDATES
     rounds, batches = (3, 4) if quick else (9, 10)
     some = _batches(data, batches)
     transformer, lstm = trained("transformer", data, updates), trained("lstm", data, updates)

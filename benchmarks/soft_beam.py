@@ -8,10 +8,9 @@ from typing import Any
 
 import corpus
 from harness import WORK, interleave, ratio, row, say
-from trained import batch, trained
+from trained import QUICK, UPDATES, batch, trained
 from updates import cost, peak, update
 
-UPDATES = 400
 LENGTH, LARGE, BEAMS, LONG = 15, 32_000, (1, 2, 4, 8), (16, 64)
 ALPHA = 10.0
 STEP, STEP_LARGE, FASTER, FASTER_LARGE, SMALLER, AGAIN, MEMORY = (
@@ -56,7 +55,7 @@ def run(*, quick: bool, threads: int) -> dict:
     torch.set_num_threads(threads)
     torch.set_flush_denormal(True)
     data = corpus.prepare(WORK)
-    updates, rounds = (100, 3) if quick else (UPDATES, 7)
+    updates, rounds = (QUICK, 3) if quick else (UPDATES, 7)
     pairs = [pair for pair in data.ids("train") if len(pair[1]) == LENGTH][: corpus.BATCH]
     lstm, large = trained("lstm", data, updates), trained("lstm", data, updates, LARGE)
     transformer = trained("transformer", data, updates)

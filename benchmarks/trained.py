@@ -9,10 +9,15 @@ from shapes import SHAPES, unforced_model
 WARM_UP = 50  # updates in which the learning rate grows
 
 
+UPDATES, QUICK = 1200, 100  # what a model is trained for, as a rule: nearly three epochs of Multi30k
+MORE = 8  # one in so many updates is made again for a larger vocabulary
+
+
 def trained(name: str, data: corpus.Corpus, updates: int, vocabulary: int | None = None):
     """A model of ``shapes`` after so many updates of ``corpus.BATCH`` pairs; kept below ``WORK`` for the next run.
 
-    ``vocabulary`` is the number of target tokens; those that the data doesn't have are learnt never to come.
+    ``vocabulary`` is a larger number of target tokens than the data has: the same model with more of them, which is
+    trained on until it knows that they never come.
     """
     import torch
     from safetensors.torch import load_file, save_file
@@ -30,9 +35,14 @@ def trained(name: str, data: corpus.Corpus, updates: int, vocabulary: int | None
         if {k: v.shape for k, v in found.items()} == {k: v.shape for k, v in model.state_dict().items()}:
             model.load_state_dict(found)
             return model
-    say(f"  training the {name}, {updates} updates (kept for the next time)")
+    if vocabulary is not None:
+        _copy(trained(name, data, updates), model)
+        updates = updates // MORE
+    say(f"  training the {label}, {updates} updates (kept for the next time)")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.98), fused=True)
-    order = torch.randperm(data.train, generator=torch.Generator().manual_seed(1)).tolist()
+    shuffle = torch.Generator().manual_seed(1)
+    epochs = -(-updates * corpus.BATCH // data.train)
+    order = [row for _ in range(epochs) for row in torch.randperm(data.train, generator=shuffle).tolist()]
     pairs, objective, rng = data.ids("train"), CrossEntropy(), torch.Generator().manual_seed(1)
     model.train()
     for step in range(updates):
@@ -48,6 +58,15 @@ def trained(name: str, data: corpus.Corpus, updates: int, vocabulary: int | None
             say(f"    {step + 1} updates, loss {float(loss.mean.detach()):.2f}")
     save_file(model.state_dict(), kept)
     return model
+
+
+def _copy(small, large) -> None:
+    """Give a model the weights of one with fewer target tokens, the first ones."""
+    import torch
+
+    with torch.no_grad():
+        for mine, given in zip(large.parameters(), small.parameters(), strict=True):
+            mine[tuple(slice(size) for size in given.shape)] = given
 
 
 def batch(pairs: list[tuple[list[int], list[int]]]):

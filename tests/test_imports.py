@@ -19,7 +19,7 @@ ALLOWED = {
     "types": set(),
     "rows": {"types"},
     "masking": set(),
-    "relax": {"errors"},
+    "relax": {"errors", "masking"},
     "schedules": {"errors", "types"},
     "streams": {"types"},
     "costs": {"errors", "types"},
@@ -40,7 +40,7 @@ ALLOWED = {
     "recipe": {"errors", "schema", "trees", "catalogue", "training.options", "types"},
 }  # fmt: skip
 # on top of everything: may import what they like
-TOP = {"api", "loading", "stream", "compare", "plots", "cli", "__init__", "__main__"}
+TOP = {"api", "integrations", "loading", "stream", "compare", "plots", "cli", "__init__", "__main__"}
 
 
 def local_imports(path: Path) -> set[str]:

@@ -1,4 +1,4 @@
-"""Masks and sums that are safe where a row has nothing in it."""
+"""Masks and sums that are safe where a row has nothing in it, or its numbers little precision."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ import torch
 from torch import Tensor
 
 FLOOR = -1e9  # stands for log 0 where a true −inf would turn gradients into NaN
+
+
+def widened(values: Tensor) -> Tensor:
+    """In single precision at least: in half precision a sum over a vocabulary loses what it counts."""
+    return values if values.dtype == torch.float64 else values.float()
 
 
 def length_mask(lengths: Tensor, size: int | None = None) -> Tensor:

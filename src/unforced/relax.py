@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from unforced.errors import InputError
+from unforced.masking import widened
 
 DENSE, SMALL = (
     1 / 16,
@@ -87,7 +88,7 @@ def gumbel(uniforms: Tensor) -> Tensor:
     >>> gumbel(torch.tensor([0.0, 0.5, 1.0])).isfinite().all()
     tensor(True)
     """
-    u = uniforms if uniforms.dtype == torch.float64 else uniforms.float()
+    u = widened(uniforms)
     least, most = torch.finfo(u.dtype).tiny, 1 - torch.finfo(u.dtype).eps / 2
     return -torch.log(-torch.log(u.clamp(least, most)))
 

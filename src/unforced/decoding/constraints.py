@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from unforced.errors import InputError
+from unforced.masking import widened
 from unforced.types import Batch, Symbols
 
 UNKNOWN_LENGTH = 256  # the limit where neither the task nor a source of tokens suggests one
@@ -85,7 +86,7 @@ class Constraints(NamedTuple):
         That is their log-softmax (``local``) or the scores themselves (``global``), with −inf for tokens that may not
         be emitted. What is banned keeps its share of the probability: a ban excludes, it does not renormalise.
         """
-        scores = scores if scores.dtype == torch.float64 else scores.float()
+        scores = widened(scores)
         banned = self.banned_at(t)
         if self.kind == "global":
             check_finite(scores, t)

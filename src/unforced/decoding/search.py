@@ -123,8 +123,8 @@ def search(
     """Run ``selector`` over the model's scores until every example has finished or reached its limit.
 
     ``limits`` is [B]; with ``copies`` each example is searched that many times over, independently (samples), and the
-    memory's first dimension is B·copies. Gradients flow if they are enabled and the selector lets them. ``state`` is what
-    ``model.start(batch)`` gave, where that has been called already.
+    memory's first dimension is B·copies. An example's first input is ``batch.prefix[:, 0]``. Gradients flow if they are
+    enabled and the selector lets them. ``state`` is what ``model.start(batch)`` gave, where that has been called already.
 
     With ``stretch`` so many steps are taken at a time, and only what stands between stretches is kept for the backward
     pass, which makes the steps again (gradient checkpointing). Nobody but those at their limit finishes, and there is no
@@ -135,7 +135,7 @@ def search(
     alive = torch.arange(examples, device=limits.device)
     memory, gone = selector.begin(limits), []
     trace: list[tuple[Tensor, Record]] = []
-    move: Any = HardMove(torch.full_like(limits, batch.symbols.bos).unsqueeze(1), None, 1)
+    move: Any = HardMove(batch.prefix[:, :1].repeat_interleave(copies, dim=0), None, 1)
     if not examples:
         state = DecoderState(None, None)
     state = rows.repeat(model.start(batch) if state is None else state, copies)

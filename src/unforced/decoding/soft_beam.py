@@ -15,7 +15,7 @@ from unforced.decoding.constraints import Constraints, check_lengths, limits
 from unforced.decoding.search import Found, Record, Selection, evaluating, hypotheses, search
 from unforced.decoding.soft_top import Chosen, Offer, soft_top
 from unforced.errors import InputError, check_choice
-from unforced.masking import FLOOR
+from unforced.masking import FLOOR, widened
 from unforced.models.protocol import StepDecoder, require
 from unforced.relax import checked_alpha
 from unforced.types import Batch, DecoderState, Hypotheses, Symbols
@@ -115,7 +115,7 @@ class SoftTop:
         s, running, ended, filled = (
             x[:, :before] for x in (memory.scores, memory.running, memory.ended, memory.filled)
         )
-        scores = scores if scores.dtype == torch.float64 else scores.float()
+        scores = widened(scores)
         if self.constraints.kind == "local":
             scores = scores.log_softmax(dim=2)
         so_far = s + running

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from unforced.masking import FLOOR
+from unforced.masking import FLOOR, widened
 from unforced.models._precision import full_precision
 from unforced.models._sources import Memory
 
@@ -59,7 +59,7 @@ class AdditiveAttention(nn.Module):
 
 
 def _powers(x: Tensor) -> Tensor:
-    wide = x if x.dtype == torch.float64 else x.float()
+    wide = widened(x)
     return (wide.clamp(-LIMIT, LIMIT) * 2).exp()
 
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unforced.errors import InputError
@@ -73,7 +72,7 @@ class LSTM:
 
 
 class _Shared(NamedTuple):
-    memory: Any  # Keys for additive attention, states [R,S,M] for fixed, a class [R,E], or None
+    memory: Any  # Keys for additive attention, S states [R,1,M] for fixed, a class [R,E], or None
     position: int  # tokens read so far
 
 
@@ -119,7 +118,8 @@ class LSTMModel(TargetTokens):
             states = memory.states
             if memory.mask is not None:
                 states = states.masked_fill(~memory.mask.unsqueeze(-1), 0.0)
-            return DecoderState((zeros, zeros), _Shared(states, 0))
+            # apart, so that a step's gradient is that of its own state and not zeros for all the others as well
+            return DecoderState((zeros, zeros), _Shared(states.split(1, dim=1), 0))
         h, c = self.bridge(memory.summary).chunk(2, dim=-1)
         carry = (torch.tanh(h).view(shape), c.reshape(shape))
         return DecoderState(carry, _Shared(self.attend.start(memory), 0))
@@ -154,11 +154,11 @@ class LSTMModel(TargetTokens):
         return torch.cat(found, dim=1), carry
 
 
-def positions(memory: Tensor, first: int, count: int) -> Tensor:
-    """Positions ``first`` … ``first + count − 1`` of a memory [R,S,M]; those behind its end are zeros.
+def positions(memory: tuple[Tensor, ...], first: int, count: int) -> Tensor:
+    """States ``first`` … ``first + count − 1`` of a memory of S states [R,1,M], as [R,count,M]; those behind its end are zeros.
 
-    >>> positions(torch.ones(1, 2, 1), 1, 2).flatten()
+    >>> positions((torch.ones(1, 1, 1), torch.ones(1, 1, 1)), 1, 2).flatten()
     tensor([1., 0.])
     """
-    found = memory[:, first : first + count]
-    return F.pad(found, (0, 0, 0, count - found.shape[1]))
+    found = memory[first : first + count]
+    return torch.cat([*found, *[torch.zeros_like(memory[0])] * (count - len(found))], dim=1)

@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
+from unforced.masking import widened
+
 CHUNK = 2048  # tokens that are projected together, where there are very many
 BLOCK = 1 << 19  # numbers of a block of rows: few enough that a second pass finds them in the cache
 
@@ -57,7 +59,7 @@ def smoothed_nll(scores: Tensor, tokens: Tensor, target: Target) -> tuple[Tensor
     >>> torch.equal(losses, nll)
     True
     """
-    scores = scores if scores.dtype == torch.float64 else scores.float()
+    scores = widened(scores)
     weights, rest, share = (
         None if part is None else part.detach().to(scores.dtype)
         for part in (target.weights, target.rest, target.share)

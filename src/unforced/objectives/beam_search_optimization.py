@@ -16,6 +16,7 @@ from unforced.decoding.constraints import Constraints
 from unforced.decoding.search import Found, HardMove, Record, Selection, follow, search
 from unforced.decoding.top import top, top_continuations
 from unforced.errors import InputError, check_choice
+from unforced.masking import widened
 from unforced.models.protocol import StepDecoder, require
 from unforced.objectives._feeding import asking
 from unforced.objectives.cross_entropy import gold_scores, token_metrics
@@ -113,7 +114,7 @@ class GoldBeam:
 
 def of_tokens(scores: Tensor, places: Tensor, tokens: Tensor, kind: Scores) -> Tensor:
     """What the model's scores [N,V] give M tokens at M of the N places: [M], as they are or as log-probabilities."""
-    scores = scores if scores.dtype == torch.float64 else scores.float()
+    scores = widened(scores)
     found = scores[places, tokens]
     return found if kind == "global" else found - scores.logsumexp(dim=-1)[places]
 

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unforced.models.protocol import StepDecoder
+from unforced.masking import widened
+from unforced.models.protocol import StepDecoder, require
 from unforced.types import Batch, DecoderState, Loss, Progress
 
 
@@ -17,6 +18,7 @@ def gold_scores(model: StepDecoder, batch: Batch, state: DecoderState | None = N
 
     ``state`` is what ``model.start(batch)`` gave, where that has been called already.
     """
+    require(model, "teacher forcing", "start", "embed", "advance", "score")
     state = model.start(batch) if state is None else state
     features, _ = model.advance(state, model.embed(batch.prefix))
     return model.score(features[batch.mask]), batch.gold[batch.mask]
@@ -24,9 +26,7 @@ def gold_scores(model: StepDecoder, batch: Batch, state: DecoderState | None = N
 
 def negative_log_likelihood(scores: Tensor, gold: Tensor) -> Loss:
     """−Σ log softmax(scores)[gold], in float32 at least, with the metrics of ``token_metrics``."""
-    total = F.cross_entropy(
-        scores.float() if scores.dtype != torch.float64 else scores, gold, reduction="sum"
-    )
+    total = F.cross_entropy(widened(scores), gold, reduction="sum")
     metrics = token_metrics(scores, gold, total)
     return Loss(total, metrics["nll"][1], metrics)
 

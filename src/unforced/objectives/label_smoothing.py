@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from unforced.errors import InputError
+from unforced.masking import widened
 from unforced.models.protocol import StepDecoder
 from unforced.objectives.cross_entropy import gold_scores, token_metrics
 from unforced.types import Batch, Loss, Progress
@@ -32,7 +33,7 @@ class LabelSmoothing:
 
     def __call__(self, model: StepDecoder, batch: Batch, *, progress: Progress, rng: torch.Generator) -> Loss:
         scores, gold = gold_scores(model, batch)
-        scores = scores if scores.dtype == torch.float64 else scores.float()
+        scores = widened(scores)
         nll = F.cross_entropy(scores, gold, reduction="sum")
         metrics = token_metrics(scores, gold, nll)
         if not self.smoothing:

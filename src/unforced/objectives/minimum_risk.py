@@ -20,7 +20,7 @@ from unforced.decoding.greedy import OneToken, singles
 from unforced.decoding.sampling import Sample
 from unforced.decoding.search import search
 from unforced.errors import InputError, check_choice
-from unforced.masking import length_mask, masked_log_softmax
+from unforced.masking import length_mask, masked_log_softmax, widened
 from unforced.models.protocol import StepDecoder, require
 from unforced.objectives._feeding import asking
 from unforced.objectives._outputs import END, as_lists, first_equal, together
@@ -106,9 +106,7 @@ class MinimumRisk:
         scored = candidates.clone()
         scored[:, 0] |= self.mix > 0
         examples = scored.nonzero()[:, 0]  # [R]
-        log_probs = spread(
-            output_log_probs(model, state, examples, outputs[scored], batch.symbols), scored
-        )  # [B,N]
+        log_probs = spread(output_log_probs(model, state, examples, outputs[scored], batch), scored)  # [B,N]
         costs = self.costs(outputs, scored, batch.symbols).to(log_probs.dtype)  # [B,N]
         weights = masked_log_softmax(alpha * log_probs, candidates).exp()  # Q
         risk = (weights * costs).sum(dim=1)  # [B]
@@ -165,11 +163,12 @@ class MinimumRisk:
 
 
 def output_log_probs(
-    model: StepDecoder, state: DecoderState, examples: Tensor, outputs: Tensor, symbols: Symbols
+    model: StepDecoder, state: DecoderState, examples: Tensor, outputs: Tensor, batch: Batch
 ) -> Tensor:
-    """log p(y | x) [R] of outputs [R,T] with ``END`` behind their ends, each of the example ``examples[r]`` of ``state``.
+    """log p(y | x) [R] of outputs [R,T] with ``END`` behind their ends, each of the example ``examples[r]`` of the batch.
 
-    Outputs of up to 1, 2, 4, 8 … tokens are fed together, so that a few long ones don't make all the others long.
+    ``state`` is where the batch starts, and an output's first input is its example's, ``batch.prefix[:, 0]``. Outputs of up
+    to 1, 2, 4, 8 … tokens are fed together, so that a few long ones don't make all the others long.
     """
     lengths = (outputs != END).sum(dim=1)
     sizes = torch.tensor([(max(n, 1) - 1).bit_length() for n in lengths.tolist()])
@@ -177,9 +176,10 @@ def output_log_probs(
     for size in sizes.unique().tolist():
         some = (sizes == size).nonzero().squeeze(1).to(outputs.device)
         mask = length_mask(lengths[some], max(1, int(lengths[some].max())))
-        fed = Batch.of_gold(outputs[some, : mask.shape[1]].masked_fill(~mask, symbols.pad), mask, symbols)
-        features, _ = model.advance(rows.keep(state, examples[some]), model.embed(fed.prefix))
-        found.append(spread(token_log_probs(model, features[mask], fed.gold[mask]), mask).sum(dim=1))
+        tokens = outputs[some, : mask.shape[1]].masked_fill(~mask, batch.symbols.pad)
+        prefix = torch.cat([batch.prefix[examples[some], :1], tokens[:, :-1]], dim=1)
+        features, _ = model.advance(rows.keep(state, examples[some]), model.embed(prefix))
+        found.append(spread(token_log_probs(model, features[mask], tokens[mask]), mask).sum(dim=1))
         order.append(some)
     return torch.cat(found)[torch.cat(order).argsort()]
 
@@ -193,7 +193,7 @@ def token_log_probs(model: StepDecoder, features: Tensor, tokens: Tensor) -> Ten
 
     def some(features: Tensor, tokens: Tensor) -> Tensor:
         scores = model.score(features)
-        scores = scores if scores.dtype == torch.float64 else scores.float()
+        scores = widened(scores)
         return -F.cross_entropy(scores, tokens, reduction="none")
 
     if len(tokens) <= CHUNK:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from unforced import relax, streams
 from unforced.errors import InputError, check_choice
+from unforced.masking import widened
 from unforced.models.protocol import StepDecoder, require, stepping
 from unforced.objectives._feeding import PICKS, asking, coins, emittable, fed, pick
 from unforced.objectives.cross_entropy import gold_scores, negative_log_likelihood
@@ -130,7 +131,7 @@ class ScheduledSampling:
         self, model: StepDecoder, scores: Tensor, alpha: float, keys: Tensor, t: int, symbols: Symbols
     ) -> Tensor:
         """What rows with these scores [n,V] are fed next: [n,1,E]."""
-        scores = emittable(scores if scores.dtype == torch.float64 else scores.float(), symbols)
+        scores = emittable(widened(scores), symbols)
         if self.feed == "soft_sample":
             noise = streams.uniform_rows(streams.branch(keys, t), scores.shape[-1])
             scores = relax.perturbed(scores, noise)

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from unforced.errors import InputError
+from unforced.masking import widened
 from unforced.models.protocol import StepDecoder
 from unforced.objectives.cross_entropy import gold_scores, token_metrics
 from unforced.types import Batch, Loss, Progress
@@ -35,7 +36,7 @@ class SelfNormalized:
 
     def __call__(self, model: StepDecoder, batch: Batch, *, progress: Progress, rng: torch.Generator) -> Loss:
         scores, gold = gold_scores(model, batch)
-        scores = scores if scores.dtype == torch.float64 else scores.float()
+        scores = widened(scores)
         log_probs = F.log_softmax(scores, dim=-1)
         nll = F.nll_loss(log_probs, gold, reduction="none")  # [N]
         log_z = nll + scores.gather(-1, gold.unsqueeze(-1)).squeeze(-1)  # −log p = log Z − score of the gold

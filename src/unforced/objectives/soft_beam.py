@@ -14,6 +14,7 @@ from unforced.decoding.constraints import Constraints
 from unforced.decoding.search import search
 from unforced.decoding.soft_beam import SoftMemory, SoftTop, check_end, check_soft
 from unforced.errors import InputError, check_choice
+from unforced.masking import widened
 from unforced.models.protocol import StepDecoder, require, stepping
 from unforced.objectives.cross_entropy import gold_scores
 from unforced.relax import checked_alpha, peaked_softmax
@@ -118,7 +119,7 @@ class SoftBeam:
     def gold_score(self, model: StepDecoder, batch: Batch, state: DecoderState) -> Tensor:
         """s(y*) [B], by feeding the gold."""
         scores, gold = gold_scores(model, batch, state)
-        scores = scores if scores.dtype == torch.float64 else scores.float()
+        scores = widened(scores)
         found = scores.gather(1, gold.unsqueeze(1)).squeeze(1)
         if self.scores == "local":
             found = found - scores.logsumexp(dim=1)

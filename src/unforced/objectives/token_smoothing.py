@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from unforced.errors import InputError
+from unforced.masking import widened
 from unforced.models.protocol import StepDecoder, require
 from unforced.objectives._feeding import asking
 from unforced.objectives._nearest import Near, near_target, near_words
@@ -158,7 +159,7 @@ class TokenSmoothing:
         if self.vectors == "model":
             with asking(model, dropout=True):
                 vectors = model.embed(torch.arange(size, device=device).unsqueeze(0))[0]
-            found, there = units(vectors if vectors.dtype == torch.float64 else vectors.float())
+            found, there = units(widened(vectors))
             means = frozenset() if self.known is None else self.known.special
             return there & words(size, means | unemitted(symbols), device), found, None
         if self.known is None:
