@@ -30,6 +30,8 @@ NAMES = (
     "scheduled_sampling",
     "soft_beam",
     "loss_smoothing",
+    "huggingface",
+    "energy",
 )
 
 

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
         train,
     )
     from unforced.errors import InputError
+    from unforced.integrations.forward import shard
+    from unforced.integrations.trainer import UnforcedSeq2SeqTrainer, UnforcedTrainer
     from unforced.metrics.protocol import Metric
     from unforced.models.huggingface import wrap
     from unforced.models.protocol import MaskedModel, ModelSpec, StepDecoder
@@ -53,6 +55,8 @@ __version__ = "0.1.0"
 _HOMES = {
     "api": "Loaded batch compare decode evaluate fit load model objective report task train",
     "errors": "InputError",
+    "integrations.forward": "shard",
+    "integrations.trainer": "UnforcedSeq2SeqTrainer UnforcedTrainer",
     "metrics.protocol": "Metric",
     "models.huggingface": "wrap",
     "models.protocol": "MaskedModel ModelSpec StepDecoder",
@@ -65,8 +69,8 @@ _HOME = {name: f"unforced.{home}" for home, names in _HOMES.items() for name in 
 __all__ = [
     "Batch", "Codec", "DecoderState", "Encoded", "Example", "Examples", "FittedTask", "Hypotheses", "InputError",
     "Loaded", "Loss", "MaskedModel", "Metric", "ModelSpec", "Objective", "Progress", "Sizes", "StepDecoder",
-    "Symbols", "Task", "batch", "compare", "decode", "evaluate", "fit", "load", "model", "objective", "report",
-    "task", "train", "wrap",
+    "Symbols", "Task", "UnforcedSeq2SeqTrainer", "UnforcedTrainer", "batch", "compare", "decode", "evaluate", "fit",
+    "load", "model", "objective", "report", "shard", "task", "train", "wrap",
 ]  # fmt: skip
 
 

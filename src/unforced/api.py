@@ -29,7 +29,7 @@ from unforced.types import Batch, Example, Hypotheses
 
 __all__ = [
     "Loaded", "batch", "compare", "decode", "evaluate", "fit", "job", "load", "model", "objective", "report",
-    "run_folder", "task", "train",
+    "run_folder", "sample", "score", "task", "train",
 ]  # fmt: skip
 
 RUNS = Path("runs")
@@ -236,6 +236,69 @@ def evaluate(
         evaluating.write_evaluation(folder, split, name, method, found, examples, fitted.codec)
         scores[name] = found.scores
     return scores
+
+
+def score(
+    model: str | Path, sentences: Iterable[str], *, whole_words: bool = False, checkpoint: str = "best"
+) -> list[Any]:
+    """Energies and pseudo-log-likelihood of sentences by the masked model of a run, or of a folder of ``transformers``.
+
+    For a model that reads sources a sentence is the source, a tab and the target. ``whole_words`` hides a piece together with
+    all later pieces of its word (PLL-word-l2r of Kauf and Ivanova 2023). Returns an ``unforced.sampling.Score`` for each.
+    """
+    from unforced.sampling import score_lines
+    from unforced.sentences import open_model
+
+    masking: Any = "left_to_right" if whole_words else "single"
+    lines = (sentence.encode() for sentence in sentences)
+    return list(score_lines(open_model(model, checkpoint), lines, masking))
+
+
+def sample(
+    model: str | Path,
+    output: str | Path,
+    kernel: str = "metropolis_hastings",
+    *,
+    lines: str | Path | Iterable[str] | None = None,
+    split: Split = "test",
+    examples: int | None = None,
+    length: int | None = None,
+    chains: int = 4,
+    sweeps: int = 100,
+    burn_in: int | None = None,
+    start: str = "greedy",
+    seed: int = 1,
+    keep_every: int = 1,
+    save_every: int = 10,
+    checkpoint: str = "best",
+    resume: bool = False,
+    quiet: bool = False,
+    **options: Any,
+) -> Any:
+    """Run Markov chains on a masked model's energy and keep them in the folder ``output``.
+
+    ``options`` are the fields of ``unforced.energy.MetropolisHastings`` or ``Gibbs``. ``lines`` are texts, or the file that has them
+    (``-``: standard input). Returns an ``unforced.sampling.Sampled``: traces, and what they say of the chains.
+    """
+    from unforced import sampling
+    from unforced.sentences import open_model
+
+    plan: Any = {"chains": chains, "sweeps": sweeps, "burn_in": burn_in, "start": start, "seed": seed}
+    chosen = sampling.Chains(**plan, keep_every=keep_every, save_every=save_every)
+    moves = sampling.kernel_of(kernel, **options)
+    with sampling.lines_of(lines) as read:
+        return sampling.sample(
+            open_model(model, checkpoint),
+            moves,
+            output,
+            chosen,
+            lines=read,
+            split=split,
+            examples=examples,
+            length=length,
+            resume=resume,
+            quiet=quiet,
+        )
 
 
 def compare(

@@ -91,6 +91,8 @@ def find_checkpoint(folder: RunFolder, name: str) -> Path:
 
 def build_network(own: OwnModel, codec: Codec) -> nn.Module:
     """The module that a user gave or a specification builds, with the protocol's methods or an error that names them."""
+    if hasattr(own, "reading") and not hasattr(codec, "tokenizer"):
+        raise InputError("this model reads text by its own tokenizer: give model.reading(task) for the task")
     if isinstance(own, nn.Module):
         network: Any = own
     elif isinstance(own, type) or not hasattr(own, "build"):

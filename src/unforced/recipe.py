@@ -80,7 +80,9 @@ class Recipe:
         data: Data = {"name": self.name, "description": self.description, "seeds": list(self.seeds)}
         data["baseline"] = self.baseline
         for key, kind in KINDS.items():
-            if (name := name_of(kind, value := getattr(self, key))) is not None:
+            value = getattr(self, key)
+            value = getattr(value, "inner", value)  # a task that is read through the model's tokenizer
+            if (name := name_of(kind, value)) is not None:
                 data[key] = {"name": name, **to_mapping(value, named)}
         data["training"] = to_mapping(self.training, named)
         data["decoding"] = {
@@ -160,6 +162,8 @@ def resolve(data: Mapping[str, Any]) -> Recipe:
     parts: Data = {}
     for key, kind in KINDS.items():
         parts[key] = pick(Entries(kind), data[key], key, named) if key in data else None
+    if parts["task"] is not None and (reading := getattr(parts["model"], "reading", None)):
+        parts["task"] = reading(parts["task"])  # by the model's own tokenizer
     training = build(Training, data.get("training", {}), "training", named)
     tables = data.get("decoding", {"greedy": {"method": "greedy"}})
     if not isinstance(tables, Mapping):

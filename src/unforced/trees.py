@@ -15,6 +15,8 @@ from unforced.errors import InputError
 
 NAMED = ("task", "model", "objective")  # tables that a bare name may stand for
 
+HF = "hf:"
+
 Data = dict[str, Any]
 
 
@@ -57,12 +59,23 @@ def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> Data:
 
 
 def normalize(data: Mapping[str, Any]) -> Data:
-    """Write a class that is given by its bare name, ``objective = "cross_entropy"``, as the table it stands for."""
-    out = {key: {"name": v} if key in NAMED and isinstance(v, str) else v for key, v in data.items()}
+    """Write a class that is given by its bare name, ``objective = "cross_entropy"``, as the table it stands for.
+
+    >>> normalize({"model": "hf:models/mine"})
+    {'model': {'name': 'huggingface', 'path': 'models/mine'}}
+    """
+    out = {key: table(key, v) if key in NAMED and isinstance(v, str) else v for key, v in data.items()}
     decoding = out.get("decoding")
     if isinstance(decoding, Mapping):
         out["decoding"] = {k: {"method": v} if isinstance(v, str) else v for k, v in decoding.items()}
     return out
+
+
+def table(key: str, word: str) -> Data:
+    """The table that a word stands for: a name, or for a model also the path of a Hugging Face model behind "hf:"."""
+    if key == "model" and word.startswith(HF):
+        return {"name": "huggingface", "path": word.removeprefix(HF)}
+    return {"name": word}
 
 
 def parse_overrides(words: Iterable[str]) -> Data:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 from hf_cases import DECODERS, batch_for, collated
+from trainer_cases import objectives_for
 
 import unforced
-from unforced.catalogue import CATALOGUE
 from unforced.models.huggingface import batch, wrap
 from unforced.objectives.protocol import Objective
 from unforced.types import Loss, Progress
@@ -38,7 +38,7 @@ CONFIGURATIONS: dict[str, list[dict[str, Any]]] = {
 }
 ROWS = [  # whatever else the catalogue has is tried with its defaults
     pytest.param(name, fields, id=f"{name}-{fields}")
-    for name in CATALOGUE["objectives"]
+    for name in objectives_for("t5")
     for fields in CONFIGURATIONS.get(name, [{}])
 ]
 NAMES = ["t5", "gpt2"]

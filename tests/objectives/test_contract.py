@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
 import torch
+from masked_toy import ToyMasked
 from torch.autograd import gradcheck
 
 from unforced.catalogue import CATALOGUE, resolve
+from unforced.models.conditional import ConditionalMasked
+from unforced.models.field import Field
 from unforced.models.lstm import LSTM
 from unforced.models.toy import Toy
 from unforced.models.transformer import Transformer
@@ -18,6 +22,14 @@ from unforced.types import Batch, Loss, Progress, Sizes, Symbols
 
 SYMBOLS = Symbols(pad=0, bos=1, eos=2, banned=(0, 1))
 SIZES = Sizes(target=6, source=5)
+ALONE = Sizes(target=6)  # without a source
+
+
+def fixed() -> torch.nn.Module:
+    """A masked model that stays as it is, whatever it is asked about."""
+    torch.manual_seed(8)
+    return ToyMasked().build(ALONE).double()
+
 
 # objective -> configurations that are tested; an objective without a row fails the first test below
 TABLE: dict[str, list[dict[str, Any]]] = {
@@ -73,6 +85,24 @@ TABLE: dict[str, list[dict[str, Any]]] = {
         {"beam": 4, "alpha": 5.0, "keep": None, "beyond": 2},
         {"beam": 3, "alpha": 2.0, "checkpoint": True, "keep": 2, "tolerance": 0.0},
     ],
+    "masked_lm": [
+        {},
+        {"hidden": "one"},
+        {"hidden": "each"},
+        {"hidden": "fixed", "rate": 0.6, "length_weight": 1.0},
+    ],
+    "pseudo_likelihood": [{}, {"energy": "local", "rows": 40}, {"positions": 1, "rows": 30}],
+    "exact_likelihood": [{}, {"energy": "local", "rows": 50}],
+    "kl_projection": [
+        {},
+        {"teacher": fixed(), "pseudo_likelihood": 0.0, "rows": 20},
+        {"teacher": fixed(), "positions": 2, "energy": "local"},
+    ],
+    "noise_contrastive": [
+        {"noise": "uniform", "samples": 3},
+        {"noise": "uniform", "samples": 4, "form": "ranking", "energy": "local", "rows": 12},
+        {"model": fixed(), "samples": 2, "log_z": 1.5},
+    ],
 }
 ROWS = [pytest.param(name, fields, id=f"{name}-{fields}") for name, rows in TABLE.items() for fields in rows]
 # configurations that feed gold and score against gold alone must be cross-entropy, bit for bit
@@ -90,27 +120,51 @@ GOLD_ONLY = [
     ("parallel_scheduled_sampling", {"p": 0.5, "warmup": 6, "schedule": "step"}),
 ]
 
-MODELS = {
-    "toy": Toy(order=2),
-    "lstm": LSTM(hidden=6, embedding=5, dropout=0.0),
-    "transformer": Transformer(
-        width=8, heads=2, encoder_layers=1, decoder_layers=1, feedforward=8, dropout=0.0
-    ),
+# what an objective trains: a model it writes, or one it fills gaps with; for each a table, a recurrent net and a Transformer
+SHAPE: dict[str, Any] = {
+    "width": 8,
+    "heads": 2,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "feedforward": 8,
+    "dropout": 0.0,
 }
+FAMILIES: dict[str, dict[str, tuple[Any, Sizes]]] = {
+    "StepDecoder": {
+        "toy": (Toy(order=2), SIZES),
+        "lstm": (LSTM(hidden=6, embedding=5, dropout=0.0), SIZES),
+        "transformer": (Transformer(**SHAPE), SIZES),
+    },
+    "MaskedModel": {
+        "toy": (ToyMasked(), SIZES),
+        "lstm": (Field(hidden=6, embedding=5), ALONE),
+        "transformer": (ConditionalMasked(**SHAPE, longest=4), SIZES),
+    },
+}
+MODELS = ("toy", "lstm", "transformer")
 
 
-def make_batch() -> Batch:
-    """Four examples of ragged lengths."""
+def chosen(name: str, model_name: str) -> tuple[Any, Sizes]:
+    """A model of the family that the objective says it trains, and the data's sizes."""
+    family = inspect.signature(resolve("objectives", name).__call__).parameters["model"].annotation
+    return FAMILIES[family][model_name]
+
+
+def make_batch(name: str = "cross_entropy", model_name: str = "toy", wider: int = 0) -> Batch:
+    """Four examples of ragged lengths, with a source if the model reads one, and with further columns of padding."""
     gold = torch.tensor([[3, 4, 5, 2], [4, 2, 0, 0], [5, 5, 2, 0], [3, 3, 4, 2]])
     source = torch.tensor([[1, 2, 3], [4, 0, 0], [2, 2, 0], [3, 1, 0]])
-    return Batch.of_gold(
-        gold, gold != 0, SYMBOLS, source=source, source_mask=source != 0, ids=torch.tensor([10, 11, 12, 13])
-    )
+    gold, source = (torch.nn.functional.pad(ids, (0, wider)) for ids in (gold, source))
+    sources: dict[str, Any] = {}
+    if chosen(name, model_name)[1].source is not None:
+        sources = {"source": source, "source_mask": source != 0}
+    return Batch.of_gold(gold, gold != 0, SYMBOLS, **sources, ids=torch.tensor([10, 11, 12, 13]))
 
 
-def make_model(name: str) -> torch.nn.Module:
+def make_model(name: str, model_name: str) -> torch.nn.Module:
     torch.manual_seed(3)
-    return MODELS[name].build(SIZES).double()
+    spec, sizes = chosen(name, model_name)
+    return spec.build(sizes).double()
 
 
 def loss_of(name: str, fields: dict[str, Any], model: torch.nn.Module, batch: Batch, seed: int = 7) -> Loss:
@@ -132,8 +186,8 @@ def test_every_objective_of_the_catalogue_is_in_the_table() -> None:
 @pytest.mark.parametrize("model_name", MODELS)
 @pytest.mark.parametrize(("name", "fields"), ROWS)
 def test_sum_count_and_metrics(name: str, fields: dict[str, Any], model_name: str) -> None:
-    batch = make_batch()
-    loss = loss_of(name, fields, make_model(model_name), batch)
+    batch = make_batch(name, model_name)
+    loss = loss_of(name, fields, make_model(name, model_name), batch)
     assert loss.total.dim() == 0
     assert torch.isfinite(loss.total)
     assert loss.total.requires_grad
@@ -146,12 +200,8 @@ def test_sum_count_and_metrics(name: str, fields: dict[str, Any], model_name: st
 @pytest.mark.parametrize("model_name", MODELS)
 @pytest.mark.parametrize(("name", "fields"), ROWS)
 def test_padding_changes_nothing(name: str, fields: dict[str, Any], model_name: str) -> None:
-    model, batch = make_model(model_name), make_batch()
-    wide = torch.zeros(4, 2, dtype=torch.long)
-    gold = torch.cat([batch.gold, wide], dim=1)
-    assert batch.source is not None
-    source = torch.cat([batch.source, wide], dim=1)
-    padded = Batch.of_gold(gold, gold != 0, SYMBOLS, source=source, source_mask=source != 0, ids=batch.ids)
+    model, batch = make_model(name, model_name), make_batch(name, model_name)
+    padded = make_batch(name, model_name, wider=2)
     plain, more = loss_of(name, fields, model, batch), loss_of(name, fields, model, padded)
     torch.testing.assert_close(more.total, plain.total, rtol=1e-10, atol=1e-10)
     assert more.count == plain.count
@@ -160,7 +210,7 @@ def test_padding_changes_nothing(name: str, fields: dict[str, Any], model_name: 
 @pytest.mark.parametrize("model_name", MODELS)
 @pytest.mark.parametrize(("name", "fields"), ROWS)
 def test_micro_batches_add_up(name: str, fields: dict[str, Any], model_name: str) -> None:
-    model, batch = make_model(model_name), make_batch()
+    model, batch = make_model(name, model_name), make_batch(name, model_name)
     whole = loss_of(name, fields, model, batch)
     parts = [loss_of(name, fields, model, batch.select(torch.tensor(rows))) for rows in ([0, 2], [3], [1])]
     torch.testing.assert_close(sum(p.total for p in parts), whole.total, rtol=1e-10, atol=1e-10)
@@ -171,7 +221,7 @@ def test_micro_batches_add_up(name: str, fields: dict[str, Any], model_name: str
 
 @pytest.mark.parametrize(("name", "fields"), ROWS)
 def test_row_order_changes_nothing(name: str, fields: dict[str, Any]) -> None:
-    model, batch = make_model("lstm"), make_batch()
+    model, batch = make_model(name, "lstm"), make_batch(name, "lstm")
     shuffled = batch.select(torch.tensor([2, 0, 3, 1]))
     plain, other = loss_of(name, fields, model, batch), loss_of(name, fields, model, shuffled)
     torch.testing.assert_close(other.total, plain.total, rtol=1e-10, atol=1e-10)
@@ -179,7 +229,7 @@ def test_row_order_changes_nothing(name: str, fields: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("name", "fields"), ROWS)
 def test_gradients_agree_with_finite_differences(name: str, fields: dict[str, Any]) -> None:
-    model, batch = make_model("toy"), make_batch()
+    model, batch = make_model(name, "toy"), make_batch(name, "toy")
 
     caller = Caller(model, name, fields)
 
@@ -202,7 +252,7 @@ class Caller(torch.nn.Module):
 
 @pytest.mark.parametrize(("name", "fields"), ROWS)
 def test_the_same_generator_gives_the_same_bits(name: str, fields: dict[str, Any]) -> None:
-    model, batch = make_model("transformer"), make_batch()
+    model, batch = make_model(name, "transformer"), make_batch(name, "transformer")
     first, second = loss_of(name, fields, model, batch), loss_of(name, fields, model, batch)
     assert torch.equal(first.total, second.total)
     for a, b in zip(gradients(first, model), gradients(second, model)):
@@ -212,7 +262,7 @@ def test_the_same_generator_gives_the_same_bits(name: str, fields: dict[str, Any
 @pytest.mark.parametrize("model_name", MODELS)
 @pytest.mark.parametrize(("name", "fields"), GOLD_ONLY)
 def test_gold_only_is_cross_entropy(name: str, fields: dict[str, Any], model_name: str) -> None:
-    model, batch = make_model(model_name), make_batch()
+    model, batch = make_model(name, model_name), make_batch(name, model_name)
     loss, baseline = loss_of(name, fields, model, batch), loss_of("cross_entropy", {}, model, batch)
     assert torch.equal(loss.total, baseline.total)
     for a, b in zip(gradients(loss, model), gradients(baseline, model)):
@@ -221,7 +271,7 @@ def test_gold_only_is_cross_entropy(name: str, fields: dict[str, Any], model_nam
 
 @pytest.mark.parametrize(("name", "fields"), ROWS)
 def test_gradients_survive_bf16_autocast(name: str, fields: dict[str, Any]) -> None:
-    model, batch = make_model("transformer").float(), make_batch()
+    model, batch = make_model(name, "transformer").float(), make_batch(name, "transformer")
     with torch.autocast("cpu", dtype=torch.bfloat16):
         loss = loss_of(name, fields, model, batch)
     loss.total.backward()

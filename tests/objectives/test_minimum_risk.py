@@ -189,7 +189,7 @@ def test_samples_of_a_network_agree_with_its_enumeration() -> None:
         }
         samples = outputs[example, 1:]
         found = minimum_risk.output_log_probs(
-            model, model.start(batch), torch.full((60,), example), samples, SYMBOLS
+            model, model.start(batch), torch.full((60,), example), samples, batch
         )
         wanted = torch.stack([known[tuple(output)] for output in as_lists(samples)])
         torch.testing.assert_close(found, wanted.double(), rtol=1e-5, atol=1e-5)

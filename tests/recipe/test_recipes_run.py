@@ -13,7 +13,10 @@ import unforced
 from unforced.recipe import builtin, load
 from unforced.tasks.locate import available
 
-FAST = {"pairs", "tagging", "language", "palindromes", "hmm"}  # the others read large data
+FAST = {  # the others read large data
+    *("pairs", "tagging", "language", "palindromes", "hmm"),
+    *("energy_palindromes", "energy_hmm", "energy_hmm_high"),
+}
 SMALL = {"train_limit": 200, "dev_limit": 8, "test_limit": 8, "size": 300, "held_out": 8}
 SIZES = {"hidden": 16, "embedding": 16, "width": 16, "feedforward": 16}
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar, Literal
 
 import numpy as np
 
+from unforced.errors import InputError, check_choice
 from unforced.metrics.protocol import LikelihoodMetric, LikelihoodRow
 
 
@@ -59,6 +61,46 @@ class SequenceNLL(_OfLikelihoods):
         return "negative log-likelihood per sequence in nats, teacher-forced"
 
 
+@dataclass
+class FinalNLL(SequenceNLL):
+    """``SequenceNLL`` of models whose exact likelihood takes minutes: left out while training."""
+
+    final: ClassVar[bool] = True
+
+
+@dataclass
+class PseudoNLL(SequenceNLL):
+    """Σ −log p(y_t | y\\t) per sequence in nats, with the true conditionals of a masked model's raw energy."""
+
+    name: str = "pseudo_nll"
+    of: ClassVar[str] = "pseudo"
+
+    def signature(self) -> str:
+        return "negative pseudo-log-likelihood per sequence in nats, by true conditionals of the raw energy"
+
+
+@dataclass
+class MaskedNLL(SequenceNLL):
+    """Σ −log p_mlm(y_t | y\\t) per sequence in nats, each token hidden by itself: the energy E_local."""
+
+    name: str = "masked_nll"
+    of: ClassVar[str] = "masked"
+
+    def signature(self) -> str:
+        return "negative log-probability per sequence in nats of each token hidden by itself, by the model's softmax"
+
+
+@dataclass
+class PseudoPerplexity(Perplexity):
+    """exp(Σ −log p_mlm(y_t | y\\t) / Σ tokens) of a masked model (Salazar et al. 2020); the end symbol is not counted."""
+
+    name: str = "pseudo_perplexity"
+    of: ClassVar[str] = "masked"
+
+    def signature(self) -> str:
+        return "exp of the negative log-probability per token, each hidden by itself, end symbol not counted"
+
+
 class _OfLogZ:
     """Per-example statistics of the log normalisers of the model's scores: tokens, Σ_t log Z_t and Σ_t (log Z_t)²."""
 
@@ -106,6 +148,35 @@ class LogZVariance(_OfLogZ):
 
     def signature(self) -> str:
         return "variance over tokens of the log normaliser of the model's scores, teacher-forced"
+
+
+Measure = Literal["nll", "final_nll", "pseudo_nll", "masked_nll", "perplexity", "pseudo_perplexity"]
+MEASURES: dict[str, type[SequenceNLL] | type[Perplexity]] = {
+    "nll": SequenceNLL,
+    "final_nll": FinalNLL,
+    "pseudo_nll": PseudoNLL,
+    "masked_nll": MaskedNLL,
+    "perplexity": Perplexity,
+    "pseudo_perplexity": PseudoPerplexity,
+}
+
+
+def check_measures(measures: Sequence[str]) -> None:
+    """Raise ``InputError`` unless the measures can be metrics of one task."""
+    for measure in measures:
+        check_choice("measures", measure, Measure)
+    names = [MEASURES[measure]().name for measure in measures]
+    if not names or len(set(names)) < len(names):
+        raise InputError("measures must name at least one measure, and none twice.")
+    if all(getattr(MEASURES[measure], "final", False) for measure in measures):
+        raise InputError(
+            "measures must name one that is quick enough to pick checkpoints by, besides final_nll."
+        )
+
+
+def measured(measures: Sequence[str]) -> tuple[LikelihoodMetric, ...]:
+    """The metrics of these names, for tasks without outputs to judge."""
+    return tuple(MEASURES[measure]() for measure in measures)
 
 
 def log_z_metrics(wanted: bool = True) -> tuple[LikelihoodMetric, ...]:

@@ -34,7 +34,12 @@ class Metric(Protocol):
 
 @runtime_checkable
 class LikelihoodMetric(Protocol):
-    """A metric of the model and not of its outputs: it is given what the model makes of the gold answers."""
+    """A metric of the model and not of its outputs: it is given what the model makes of the gold answers.
+
+    A metric of masked models may have an attribute ``of`` that says what stands for −log p(gold): "exact" likelihood, which
+    is meant where there is none, or that of "masked" tokens, each given all others, by the model's softmax or by the
+    "pseudo"-conditionals of its energy. One with a true attribute ``final`` is too dear to be computed while training.
+    """
 
     name: str
     higher_is_better: bool

@@ -8,7 +8,8 @@ from functools import partial
 from typing import Any
 
 from unforced.errors import InputError
-from unforced.metrics.likelihood import Perplexity
+from unforced.metrics.likelihood import Measure, check_measures, measured
+from unforced.metrics.protocol import LikelihoodMetric
 from unforced.tasks.files import BLANK, count, named, read_lines
 from unforced.tasks.protocol import Split
 from unforced.tasks.segment import TextCoder, Tokens
@@ -23,7 +24,8 @@ class Language:
 
     A block runs over line ends, which count as white space; the last one of a file may be shorter. Where ``dev``
     or ``test`` is absent, a share ``hold_out`` of the training file's examples takes its place: the stretch at its
-    end, test behind development. There are no outputs to judge, so models are compared by perplexity.
+    end, test behind development. There are no outputs to judge, so models are compared by perplexity, and masked models
+    by "pseudo_perplexity".
     """
 
     train: str  # a text file
@@ -39,6 +41,7 @@ class Language:
     train_limit: int | None = None  # take only the first so many training examples
     dev_limit: int | None = None  # the same for development
     test_limit: int | None = None  # the same for test
+    measures: tuple[Measure, ...] = ("perplexity",)  # how models are judged; the first picks the checkpoint
 
     def __post_init__(self) -> None:
         for name in ("size", "min_count", "block", "longest", "train_limit", "dev_limit", "test_limit"):
@@ -47,6 +50,7 @@ class Language:
                 raise InputError(f"{name} must be at least 1, not {value}.")
         if not 0 < self.hold_out < 0.5:
             raise InputError(f"hold_out must be between 0 and 0.5, not {self.hold_out}.")
+        check_measures(self.measures)
 
     def read(self, split: Split) -> Examples:
         """The examples of a split; an ``InputError`` if there is none."""
@@ -118,5 +122,5 @@ class Language:
     def codec(self, data: dict[str, Any]) -> PairCodec:
         return PairCodec.from_json(data)
 
-    def metrics(self) -> tuple[Perplexity, ...]:
-        return (Perplexity(),)
+    def metrics(self) -> tuple[LikelihoodMetric, ...]:
+        return measured(self.measures)

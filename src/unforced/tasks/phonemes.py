@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from unforced.errors import InputError
-from unforced.metrics.likelihood import SequenceNLL
+from unforced.metrics.likelihood import Measure, check_measures, measured
+from unforced.metrics.protocol import LikelihoodMetric
 from unforced.tasks.files import count
 from unforced.tasks.pronunciations import Dictionary, entries, without_stress
 from unforced.tasks.protocol import Split
@@ -34,6 +35,7 @@ class Phonemes:
     train_limit: int | None = None  # take only so many strings, at random
     dev_limit: int | None = None  # the same for development
     test_limit: int | None = None  # the same for test
+    measures: tuple[Measure, ...] = ("nll",)  # how models are judged; the first picks the checkpoint
 
     def __post_init__(self) -> None:
         for name in ("longest", "train_limit", "dev_limit", "test_limit"):
@@ -42,6 +44,7 @@ class Phonemes:
                 raise InputError(f"{name} must be at least 1, not {value}.")
         if not 0 < self.dev_share < 0.9:
             raise InputError(f"dev_share must be between 0 and 0.9, not {self.dev_share}.")
+        check_measures(self.measures)
 
     def read(self, split: Split) -> Examples:
         dropped: dict[str, int] = {}
@@ -74,5 +77,5 @@ class Phonemes:
     def codec(self, data: dict[str, Any]) -> PairCodec:
         return PairCodec.from_json(data)
 
-    def metrics(self) -> tuple[SequenceNLL, ...]:
-        return (SequenceNLL(),)
+    def metrics(self) -> tuple[LikelihoodMetric, ...]:
+        return measured(self.measures)

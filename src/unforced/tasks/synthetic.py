@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from unforced.errors import InputError
-from unforced.metrics.likelihood import SequenceNLL
+from unforced.metrics.likelihood import Measure, check_measures, measured
+from unforced.metrics.protocol import LikelihoodMetric
 from unforced.tasks.collate import collate
 from unforced.tasks.protocol import Split
 from unforced.types import Batch, Encoded, Example, Examples, Sizes, Symbols
@@ -104,6 +105,7 @@ class Synthetic(ABC):
     size: int = 1000
     held_out: int = 1000
     seed: int = 1
+    measures: tuple[Measure, ...] = ("nll",)  # how models are judged; the first picks the checkpoint
 
     def __post_init__(self) -> None:
         if not 2 <= self.alphabet <= len(LETTERS):
@@ -113,6 +115,7 @@ class Synthetic(ABC):
                 raise InputError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.seed < 0:
             raise InputError(f"seed must not be negative, but is {self.seed}")
+        check_measures(self.measures)
 
     @abstractmethod
     def sample(self, n: int, rng: np.random.Generator) -> np.ndarray:
@@ -139,8 +142,8 @@ class Synthetic(ABC):
     def codec(self, data: dict[str, Any]) -> Letters:
         return Letters.from_json(data)
 
-    def metrics(self) -> tuple[SequenceNLL, ...]:
-        return (SequenceNLL(),)
+    def metrics(self) -> tuple[LikelihoodMetric, ...]:
+        return measured(self.measures)
 
     @property
     def _codec(self) -> Letters:

@@ -60,12 +60,14 @@ def decode_examples(
 ) -> list[Decoded]:
     """The best output of each example, in their order; ``share = (r, n)`` does every n-th batch only.
 
-    Examples of similar length are decoded together, the longest first. Targets are hidden from the decoder, and each
-    batch begins with the same generator: decoders make of it and of the example's number what they draw for an
+    Examples of similar length are decoded together, the longest first. Targets are hidden from the decoder, unless it says
+    that it measures with them (``reads_gold``), and each batch begins with the same generator: decoders make of it and of the example's number what they draw for an
     example, so that neither batching nor sharing changes it.
     """
     codec = fitted.codec
-    encoded = [codec.encode(example._replace(target=None)) for example in examples]
+    if not getattr(decoder, "reads_gold", False):
+        examples = [example._replace(target=None) for example in examples]
+    encoded = [codec.encode(example) for example in examples]
     order = sorted(range(len(encoded)), key=lambda number: -source_length(encoded[number].source))
     device = next(model.parameters()).device
     training = model.training
@@ -101,11 +103,13 @@ def evaluate(
     """Decode the examples and compute every metric of the task.
 
     With an ``accelerator`` of several processes each decodes its share, and all return the whole. Where no metric
-    looks at outputs, ``predictions=False`` saves the decoding.
+    looks at outputs, ``predictions=False`` saves the decoding, and it leaves out metrics that are only for the end.
     """
     if not examples:
         raise InputError("there are no examples to evaluate on")
-    metrics = fitted.task.metrics()
+    metrics = [
+        metric for metric in fitted.task.metrics() if predictions or not getattr(metric, "final", False)
+    ]
     if not metrics:
         raise InputError(f"the task {type(fitted.task).__name__} names no metric to judge by")
     share = (0, 1) if accelerator is None else (accelerator.process_index, accelerator.num_processes)
@@ -134,14 +138,15 @@ def evaluate(
     seconds = time.perf_counter() - began
     outputs = [fitted.codec.decode(each.ids) for each in found]
     answers = [example.answers for example in examples]
-    gold: list[Likelihood] = []
-    if any(isinstance(metric, LikelihoodMetric) for metric in metrics):
-        gold = list(gold_likelihoods(model, fitted, examples, batch_rows=batch_rows, share=share))
-        gold = sorted(gather_object(gold) if share[1] > 1 else gold)
+    gold: dict[str, list[Likelihood]] = {}
+    for of in dict.fromkeys(map(judged, metrics)):
+        if of is not None:
+            some = gold_likelihoods(model, fitted, examples, batch_rows=batch_rows, share=share, of=of)
+            gold[of] = sorted(gather_object(list(some)) if share[1] > 1 else some)
     statistics = {}
     for metric in metrics:
         if isinstance(metric, LikelihoodMetric):
-            rows = metric.likelihood_statistics([each.row for each in gold])
+            rows = metric.likelihood_statistics([each.row for each in gold[judged(metric) or ""]])
         else:
             rows = metric.statistics(outputs, answers)
         statistics[metric.name] = rows
@@ -154,6 +159,11 @@ def evaluate(
         higher_is_better={metric.name: metric.higher_is_better for metric in metrics},
         seconds=seconds,
     )
+
+
+def judged(metric: Any) -> str | None:
+    """By what a metric judges the gold, or None for one of outputs."""
+    return getattr(metric, "of", "exact") if isinstance(metric, LikelihoodMetric) else None
 
 
 def write_evaluation(

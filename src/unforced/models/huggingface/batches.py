@@ -56,9 +56,9 @@ def batch(
     if isinstance(model, WrappedCausal | WrappedMasked):
         _check_ids("input_ids", input_ids, model)
     if isinstance(model, WrappedCausal):
-        return _causal(model.symbols, input_ids, attended, labels, ids)
+        return causal_batch(model.symbols, input_ids, attended, labels, ids)
     if isinstance(model, WrappedMasked):
-        return _masked(model, input_ids, attended, labels, ids)
+        return masked_batch(model.symbols, input_ids, attended, labels, ids)
     raise InputError(f"batches are made for a model that wrap(…) gave, not for {type(model).__name__}")
 
 
@@ -134,9 +134,10 @@ def _encoder_decoder(
     return replace(made, prefix=torch.cat([prefix[:, :1], made.prefix[:, 1:]], dim=1))
 
 
-def _causal(
+def causal_batch(
     symbols: Symbols, input_ids: Tensor, attended: Tensor, labels: Tensor | None, ids: Tensor | None
 ) -> Batch:
+    """A batch for a causal model, of tensors [B,T]."""
     order = attended.byte().argsort(dim=1, descending=True, stable=True)
     tokens, lengths = input_ids.gather(1, order), attended.sum(dim=1)  # padding at the end
     if not tokens.shape[1] or not bool(lengths.all()):
@@ -187,11 +188,12 @@ def _pieces(
     return rows, first, ends
 
 
-def _masked(
-    model: WrappedMasked, input_ids: Tensor, attended: Tensor, labels: Tensor | None, ids: Tensor | None
+def masked_batch(
+    symbols: Symbols, input_ids: Tensor, attended: Tensor, labels: Tensor | None, ids: Tensor | None
 ) -> Batch:
+    """A batch for a masked model, of tensors [B,T]."""
     if labels is None:
-        special = torch.tensor(model.symbols.banned, dtype=torch.long, device=input_ids.device)
+        special = torch.tensor(symbols.banned, dtype=torch.long, device=input_ids.device)
         gold, mask = input_ids, attended & ~torch.isin(input_ids, special)
     else:
         mask = labels != IGNORED
@@ -200,7 +202,7 @@ def _masked(
         prefix=input_ids,
         gold=gold,
         mask=mask,
-        symbols=model.symbols,
+        symbols=symbols,
         source=input_ids,
         source_mask=attended,
         length=attended.sum(dim=1),

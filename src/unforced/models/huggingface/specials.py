@@ -37,7 +37,12 @@ class Specials:
 
 
 def decoder_symbols(
-    model: Any, known: Specials, start: int | None, pad: int | None, eos: int | None, banned: Iterable[int]
+    model: Any,
+    known: Specials,
+    start: int | None = None,
+    pad: int | None = None,
+    eos: int | None = None,
+    banned: Iterable[int] = (),
 ) -> Symbols:
     """The symbols of a model that generates.
 
@@ -59,3 +64,21 @@ def decoder_symbols(
         pad = next((choice for choice in named_ if choice != eos), next(iter(named_), 0))
     never = {pad, *banned, *known.never()} - {eos}
     return Symbols(pad=pad, bos=pad if bos is None else bos, eos=eos, banned=tuple(sorted(never)))
+
+
+def masked_symbols(
+    model: Any, known: Specials, pad: int | None = None, mask: int | None = None, banned: Iterable[int] = ()
+) -> tuple[Symbols, int]:
+    """The symbols of a masked model, and its mask token. All special tokens are banned: no mask hides them."""
+    mask = known("mask_token_id") if mask is None else mask
+    if mask is None:
+        raise InputError(
+            f"{named(model)} does not say what its mask token is: pass tokenizer=, or mask=, the id of that token"
+        )
+    pad = known("pad_token_id") if pad is None else pad
+    pad = 0 if pad is None else pad
+    names = ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "all_special_ids")
+    special = {pad, mask, *banned, *(number for name in names for number in known.all(name))}
+    bos = known("cls_token_id")
+    bos = known("bos_token_id") if bos is None else bos
+    return Symbols(pad=pad, bos=pad if bos is None else bos, eos=None, banned=tuple(sorted(special))), mask

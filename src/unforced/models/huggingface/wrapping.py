@@ -12,8 +12,7 @@ from unforced.models.huggingface import probe
 from unforced.models.huggingface.decoder import WrappedCausal, WrappedEncoderDecoder
 from unforced.models.huggingface.masked import WrappedMasked
 from unforced.models.huggingface.parts import ROUTES, is_encoder_decoder, named, output_layer
-from unforced.models.huggingface.specials import Specials, decoder_symbols
-from unforced.types import Symbols
+from unforced.models.huggingface.specials import Specials, decoder_symbols, masked_symbols
 
 
 def wrap(
@@ -63,16 +62,4 @@ def _masked(
 ) -> WrappedMasked:
     if output_layer(model) is None:
         raise InputError(f"{named(model)} has no output layer to score tokens with: load it by {ROUTES}")
-    mask = known("mask_token_id") if mask is None else mask
-    if mask is None:
-        raise InputError(
-            f"{named(model)} does not say what its mask token is: pass tokenizer=, or mask=, the id of that token"
-        )
-    pad = known("pad_token_id") if pad is None else pad
-    pad = 0 if pad is None else pad
-    names = ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "all_special_ids")
-    special = {pad, mask, *banned, *(number for name in names for number in known.all(name))}
-    bos = known("cls_token_id")
-    bos = known("bos_token_id") if bos is None else bos
-    symbols = Symbols(pad=pad, bos=pad if bos is None else bos, eos=None, banned=tuple(sorted(special)))
-    return WrappedMasked(model, symbols, mask)
+    return WrappedMasked(model, *masked_symbols(model, known, pad, mask, banned))

@@ -1,0 +1,388 @@
+"""Energies and chains of masked models: a sweep of Metropolis-Hastings against the plain loop, E_local against E_raw, scoring
+against minicons, and log Z by enumeration."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import corpus
+from harness import HERE, WORK, SideError, Sides, interleave, ratio, row, say
+from plain_chains import plain_sweep
+
+SENTENCES, LENGTH = 32, 12
+UPDATES = 1500  # how much is rejected, and so what a step costs, is a matter of training
+FASTER, CHEAPER, SCORING, FLAT = 10.0, 0.9, 1.5, 1.25  # the targets
+MINUTES, GIGABYTES = 10.0, 4.0
+BATCH = 32  # sentences scored together
+SIZES = {"vocab_size": 30_522, "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024}  # fmt: skip
+PIECES = 2000  # few, so that many words have several
+MINICONS = HERE / ".venv-minicons" / "bin" / "python"
+
+
+def run(*, quick: bool, threads: int) -> dict:
+    import torch
+
+    torch.set_num_threads(threads)
+    torch.set_flush_denormal(True)
+    data = corpus.prepare(WORK)
+    updates = UPDATES // 10 if quick else UPDATES
+    model = trained(data, updates)
+    batch = sentences(data, SENTENCES, LENGTH)
+    rows = [*_sweep(model, batch, 1 if quick else 5), *_steps(model, batch, 2 if quick else 9)]
+    found, versions = _scoring(data, quick, threads)
+    rows += [*found, *_memory(data), *_partition(quick, threads)]
+    settings = {
+        "model": f"masked Transformer, 4 layers, 256 wide, {data.vocabulary} pieces, after {updates} updates of masked_lm",
+        "sentences": f"{SENTENCES} of {LENGTH} pieces, from {data.name}",
+        "plain loop": "Goyal (2021), Algorithm 4 with the energy of the present state kept: one forward pass for each masked position, sentence by sentence",
+        "scored model": "BERT-mini's sizes (4 layers, 256 wide, 30,522 pieces), random weights; a WordPiece tokenizer of 2,000 pieces learnt from the text",
+        "scoring": f"{BATCH} sentences at a time, from text to pseudo-log-likelihood; minicons with its fastest of several batch sizes",
+    }
+    return {"rows": rows, "settings": settings, "versions": versions}
+
+
+def trained(data: corpus.Corpus, updates: int) -> Any:
+    """A masked Transformer that has seen some English; kept below ``WORK`` for the next run."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    from unforced.models.masked import Masked
+    from unforced.objectives.masked_lm import MaskedLM
+    from unforced.types import Progress, Sizes
+
+    torch.manual_seed(1)
+    model = Masked().build(Sizes(data.vocabulary))
+    kept = WORK / f"masked-{data.name}-{updates}.safetensors"
+    if kept.is_file():
+        model.load_state_dict(load_file(kept))
+        return model.eval()
+    say(f"  training the masked model, {updates} updates (kept for the next time)")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.98), fused=True)
+    targets = [target for _, target in data.ids("train")]
+    order = torch.randperm(len(targets), generator=torch.Generator().manual_seed(1)).tolist()
+    objective, rng = MaskedLM(), torch.Generator().manual_seed(1)
+    model.train()
+    for step in range(updates):
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-3 * min(1.0, (step + 1) / 50)
+        rows = [order[(corpus.BATCH * step + i) % len(order)] for i in range(corpus.BATCH)]
+        loss = objective(model, collated([targets[i] for i in rows]), progress=Progress(step), rng=rng)
+        loss.mean.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        if (step + 1) % 50 == 0:
+            say(f"    {step + 1} updates, loss {float(loss.mean.detach()):.2f}")
+    save_file(model.state_dict(), kept)
+    return model.eval()
+
+
+def collated(targets: list[list[int]]) -> Any:
+    from unforced.tasks.collate import collate
+    from unforced.types import Encoded, Symbols
+
+    symbols = Symbols(corpus.PAD, corpus.BOS, corpus.EOS, banned=(corpus.UNK, corpus.PAD, corpus.BOS))
+    return collate([Encoded(None, target) for target in targets], list(range(len(targets))), symbols)
+
+
+def sentences(data: corpus.Corpus, count: int, length: int) -> Any:
+    """A batch of so many sentences of so many pieces, the end symbol not counted."""
+    targets = [target for split in ("dev", "train") for _, target in data.ids(split)]
+    fitting = [target for target in targets if len(target) == length + 1 and corpus.UNK not in target]
+    return collated(fitting[:count])
+
+
+def _sweep(model: Any, batch: Any, rounds: int) -> list[dict]:
+    """One sweep over all sentences, against the plain loop with the same random numbers."""
+    import torch
+
+    from unforced.energy.kernels import MetropolisHastings, sweep
+
+    rows = []
+    for energy in ("raw", "local"):
+        say(f"  a sweep, E_{energy}")
+        sampler = MetropolisHastings(energy=energy)
+        kernel = sampler.kernel(model, batch)
+        state = kernel.init(batch.gold)
+        results: dict[str, Any] = {}
+
+        def ours(kernel=kernel, state=state, results=results) -> float:
+            begin = time.perf_counter()
+            results["ours"], _ = sweep(kernel, torch.Generator().manual_seed(1), state)
+            return time.perf_counter() - begin
+
+        def plain(sampler=sampler, state=state, results=results) -> float:
+            begin = time.perf_counter()
+            results["plain"] = plain_sweep(sampler, model, batch, state, torch.Generator().manual_seed(1))
+            return time.perf_counter() - begin
+
+        times = interleave({"plain": plain, "ours": ours}, rounds, unit="s/sweep", warm_up=False)
+        figure = ratio(times["plain"], times["ours"])
+        same = int((results["ours"].tokens == results["plain"][0]).all(dim=1).sum())
+        moved = int((results["ours"].tokens != batch.gold).any(dim=1).sum())
+        apart = float((results["ours"].energy - results["plain"][1]).abs().max())
+        medians = [statistics.median(times[name]) for name in ("ours", "plain")]
+        rows.append(
+            row(
+                f"a sweep, E_{energy}, {len(batch)} sentences of {LENGTH}: times as fast",
+                "the plain loop",
+                figure,
+                target=f">= {FASTER:g}, same sequences",
+                passed=figure["median"] >= FASTER and same == len(batch),
+                absolute=f"{medians[0]:.2f} and {medians[1]:.2f} s; {same} of {len(batch)} sequences equal, "
+                f"{moved} of which moved, energies within {apart:.1g}",
+            )
+        )
+    return rows
+
+
+class Counted:
+    """A model that counts the masked copies it is given."""
+
+    def __init__(self, model: Any) -> None:
+        self.model, self.copies = model, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+    def features(self, batch: Any, tokens: Any, masked: Any) -> Any:
+        self.copies += len(tokens)
+        return self.model.features(batch, tokens, masked)
+
+
+def _steps(model: Any, batch: Any, rounds: int) -> list[dict]:
+    """What a step costs with either energy, over the steps of a sweep from the same state."""
+    import torch
+
+    from unforced.energy.kernels import MetropolisHastings, sweep
+
+    say("  a step with either energy")
+
+    kernel = MetropolisHastings().kernel(model, batch)
+    state = kernel.init(batch.gold)
+    for warm in range(2):  # away from the gold
+        state, _ = sweep(kernel, torch.Generator().manual_seed(warm), state)
+
+    def turn(energy: str):
+        kernel = MetropolisHastings(energy=energy).kernel(model, batch)
+        first, seeds = kernel.init(state.tokens), count(100)
+
+        def timed() -> float:
+            rng = torch.Generator().manual_seed(next(seeds))
+            begin = time.perf_counter()
+            sweep(kernel, rng, first)
+            return 1000 * (time.perf_counter() - begin) / LENGTH
+
+        return timed
+
+    times = interleave({energy: turn(energy) for energy in ("local", "raw")}, rounds, unit="ms/step")
+    figure = ratio(times["local"], times["raw"])
+    medians = [statistics.median(times[energy]) for energy in ("local", "raw")]
+    copies, accepted = {}, {}
+    for energy in ("local", "raw"):
+        counted = Counted(model)
+        kernel = MetropolisHastings(energy=energy).kernel(counted, batch)
+        first = kernel.init(state.tokens)
+        counted.copies = 0
+        _, found = sweep(kernel, torch.Generator().manual_seed(100), first)
+        copies[energy] = counted.copies / LENGTH
+        accepted[energy] = int(found.accepted.sum()) / int(found.proposed.sum())
+    return [
+        row(
+            "E_local: masked copies a step",
+            "E_raw",
+            {"median": copies["local"] / copies["raw"]},
+            target=None,
+            passed=None,
+            absolute=f"{copies['local']:.0f} and {copies['raw']:.0f} for {len(batch)} sentences; "
+            f"accepted {accepted['local']:.2f} and {accepted['raw']:.2f}",
+        ),
+        row(
+            "E_local: cost of a step",
+            "E_raw",
+            figure,
+            target=f"<= {CHEAPER}",
+            passed=figure["median"] <= CHEAPER,
+            absolute=f"{medians[0]:.0f} and {medians[1]:.0f} ms a step",
+        ),
+    ]
+
+
+# ---- scoring ----
+
+
+def texts(data: corpus.Corpus) -> list[str]:
+    """English sentences as text."""
+    lines = []
+    for split in ("dev", "train"):
+        for _, target in data.pairs(split):
+            whole = any(piece.endswith("</w>") for piece in target)
+            lines.append("".join(target).replace("</w>", " ").strip() if whole else " ".join(target))
+    return [line for line in lines if corpus.RESERVED[corpus.UNK] not in line]
+
+
+def scored_model(data: corpus.Corpus) -> Path:
+    """A BERT with random weights and a tokenizer learnt from the text, saved where both sides read it."""
+    import torch
+    import transformers
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+
+    folder = WORK / f"bert-mini-{data.name}-{PIECES}"
+    if (folder / "ready").is_file():
+        return folder
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    trainer = trainers.WordPieceTrainer(vocab_size=PIECES, special_tokens=special, show_progress=False)
+    tokenizer.train_from_iterator(texts(data), trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+    transformers.BertTokenizerFast(
+        tokenizer_object=tokenizer, model_max_length=512, do_lower_case=False, **dict(zip(names, special))
+    ).save_pretrained(folder)
+    torch.manual_seed(1)
+    config = transformers.BertConfig(**SIZES, max_position_embeddings=512, pad_token_id=0)
+    transformers.BertForMaskedLM(config).save_pretrained(folder)
+    (folder / "ready").touch()
+    return folder
+
+
+def _scoring(data: corpus.Corpus, quick: bool, threads: int) -> tuple[list[dict], dict[str, str]]:
+    say("  scoring against minicons")
+    _minicons()
+    folder = scored_model(data)
+    lines = texts(data)[: BATCH * 20]
+    wish = {"folder": str(folder), "lines": lines, "batch": BATCH, "threads": threads}
+    path = WORK / "scoring.json"
+    path.write_text(json.dumps(wish), encoding="utf-8")
+    asked = {"file": str(path), "threads": threads}
+    rows, rounds, turns = [], (2 if quick else 7), (2 if quick else 10)
+    for masking, name in (("single", "each piece masked by itself"), ("left_to_right", "word by word (l2r)")):
+        with Sides() as sides:
+            ours = sides.start(f"score-{masking}", "scoring_side.py", {**asked, "masking": masking})
+            theirs = sides.start(
+                f"minicons-{masking}", "minicons_side.py", {**asked, "masking": masking}, python=MINICONS
+            )
+            versions = {**ours.facts["versions"], **theirs.facts["versions"]}
+            for side in (ours, theirs):
+                side.turn(2)
+            speeds = interleave(
+                {side.name: (lambda side=side: side.turn(turns).speed) for side in (ours, theirs)},
+                rounds,
+                unit="sentences/s",
+                warm_up=False,
+            )
+        apart = max(abs(a - b) for a, b in zip(ours.facts["scores"], theirs.facts["scores"], strict=True))
+        figure = ratio(speeds[ours.name], speeds[theirs.name])
+        medians = [statistics.median(speeds[side.name]) for side in (ours, theirs)]
+        rows.append(
+            row(
+                f"scoring, {name}: sentences a second",
+                "minicons",
+                figure,
+                target=f">= {SCORING}, equal scores",
+                passed=figure["median"] >= SCORING and apart < 1e-3,
+                absolute=f"{medians[0]:.0f} and {medians[1]:.0f} sentences/s (its fastest batch: "
+                f"{theirs.facts['batch']}); scores within {apart:.1g}",
+            )
+        )
+    return rows, versions
+
+
+def _minicons() -> None:
+    """Make minicons' environment if it isn't there."""
+    if not MINICONS.exists():
+        say("  making minicons' environment, which takes minutes")
+    made = subprocess.run([str(HERE / "minicons_setup.sh")], capture_output=True, text=True)
+    if made.returncode:
+        raise SideError(f"benchmarks/minicons_setup.sh failed: {made.stderr.strip()[-600:]}")
+
+
+def _memory(data: corpus.Corpus) -> list[dict]:
+    """What scoring holds at once, for long sentences against short ones."""
+    from unforced.energy.scoring import TOKENS, pseudo_log_likelihood
+    from unforced.sentences import open_model
+
+    say("  memory by the length of sentences")
+    reader = open_model(scored_model(data))
+    pieces = " ".join(texts(data)[:200]).split()
+    most = {}
+    for size, lines in ((20, 8), (200, 1)):  # either has more masked copies than a micro-batch
+        cut = [" ".join(pieces[start : start + size]) for start in range(0, lines * size, size)]
+        batch = reader.collate([reader.read(line) for line in cut])
+        most[size] = allocated(lambda batch=batch: pseudo_log_likelihood(reader.model, batch))
+    figure = most[200] / most[20]
+    return [
+        row(
+            "scoring, peak memory, sentences of 200 words",
+            "of 20 words",
+            {"median": figure},
+            target=f"<= {FLAT}",
+            passed=figure <= FLAT,
+            absolute=f"{most[200] / 2**20:.0f} and {most[20] / 2**20:.0f} MiB; micro-batches of {TOKENS} tokens",
+        )
+    ]
+
+
+def allocated(work: Any) -> int:
+    """The most bytes that were allocated at once while ``work`` ran."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        work()
+    held = most = 0
+    changes = [event for event in seen.profiler.kineto_results.events() if event.name() == "[memory]"]
+    for event in sorted(changes, key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        most = max(most, held)
+    return most
+
+
+# ---- log Z ----
+
+
+def _partition(quick: bool, threads: int) -> list[dict]:
+    """log Z of a field over all strings, in a process of its own, whose memory is looked at."""
+    length = 4 if quick else 6
+    say(f"  log Z over 39^{length} strings")
+    wish = {"alphabet": 39, "length": length, "hidden": 64, "threads": threads}
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    done = subprocess.run(
+        [sys.executable, str(HERE / "sides" / "partition_side.py"), json.dumps(wish)],
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
+    if done.returncode:
+        raise SideError(f"log Z ended with code {done.returncode}: {done.stderr.strip()[-600:]}")
+    found = json.loads(done.stdout.splitlines()[-1])
+    minutes, peak = found["seconds"] / 60, found["peak"] / 2**30
+    whole = length == 6
+    value = f"log Z = {found['log_z']:.6f}"
+    return [
+        row(
+            f"log Z over 39^{length} strings, hidden size 64: minutes",
+            "—",
+            {"median": minutes},
+            target=f"< {MINUTES:g}" if whole else None,
+            passed=minutes < MINUTES if whole else None,
+            absolute=value,
+        ),
+        row(
+            f"log Z over 39^{length} strings: most memory of the process, GiB",
+            "—",
+            {"median": peak},
+            target=f"< {GIGABYTES:g}" if whole else None,
+            passed=peak < GIGABYTES if whole else None,
+        ),
+    ]

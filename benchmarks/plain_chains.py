@@ -1,0 +1,64 @@
+"""Metropolis-Hastings as Algorithm 4 of Goyal (2021) has it, sentence by sentence, with one forward pass for each masked position.
+
+The energy of the present state is kept from step to step, which the algorithm computes anew. The random numbers are those that the
+library's kernel would take, so both must find the same sequences.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unforced import streams
+from unforced.energy.energies import allowed, variables
+from unforced.energy.kernels import ChainState, MetropolisHastings, MetropolisWalk
+from unforced.types import Batch
+
+
+@torch.no_grad()
+def plain_sweep(
+    sampler: MetropolisHastings, model: Any, batch: Batch, state: ChainState, rng: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """One sweep of single positions, one chain for each example: tokens [B,T] and energies [B]."""
+    start = MetropolisWalk(sampler, model, batch).begin(rng, state)  # the order of visits, and keys
+    free = variables(batch)
+    found, energies = state.tokens.clone(), state.energy.clone()
+    for b in range(len(batch)):
+        one = batch.select(torch.tensor([b]))
+        tokens, energy = found[b : b + 1].clone(), float(energies[b])
+        positions = start.order[b, : int(free[b].sum())].tolist()
+        choices = streams.uniform(streams.branch(start.keys[b], 1), torch.arange(tokens.shape[1]))
+        chances = streams.uniform(streams.branch(start.keys[b], 2), torch.arange(len(positions)))
+        for place, t in enumerate(positions):
+            scores = _at(model, one, tokens, t)
+            kept = allowed(batch.symbols, scores.shape[-1])
+            log_q = scores.masked_fill(~kept, -torch.inf).log_softmax(-1)
+            old, new = int(tokens[0, t]), int(streams.draw(log_q.exp()[None], choices[t : t + 1]))
+            proposal = tokens.clone()
+            proposal[0, t] = new
+            proposed = _energy(model, one, proposal, positions, sampler.energy, kept)
+            log_ratio = energy - proposed + float(log_q[old].double() - log_q[new].double())
+            if float(chances[place].log()) < log_ratio:
+                tokens, energy = proposal, proposed
+        found[b], energies[b] = tokens[0], energy
+    return found, energies
+
+
+def _at(model: Any, one: Batch, tokens: Tensor, t: int) -> Tensor:
+    masked = torch.zeros_like(tokens, dtype=torch.bool)
+    masked[0, t] = True
+    scores: Tensor = model.scores(one, tokens, masked)[0, t]
+    return scores
+
+
+def _energy(model: Any, one: Batch, tokens: Tensor, positions: list[int], kind: str, kept: Tensor) -> float:
+    total = 0.0
+    for t in positions:
+        scores = _at(model, one, tokens, t)
+        term = scores[tokens[0, t]]
+        if kind == "local":
+            term = term - scores.masked_fill(~kept, -torch.inf).logsumexp(-1)
+        total -= float(term.double())
+    return total

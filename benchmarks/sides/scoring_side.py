@@ -1,0 +1,48 @@
+"""Pseudo-log-likelihoods by this library, from text; a turn scores so many batches."""
+
+from __future__ import annotations
+
+import json
+import sys
+from itertools import count
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from pace import Pace, settings
+
+PACE = Pace()
+
+import torch  # noqa: E402 (what libraries print at import goes to the log)
+import transformers  # noqa: E402
+
+from unforced import __version__  # noqa: E402
+from unforced.energy.scoring import pseudo_log_likelihood  # noqa: E402
+from unforced.sentences import open_model  # noqa: E402
+
+
+def main() -> None:
+    asked = settings()
+    wish = json.loads(Path(asked["file"]).read_text(encoding="utf-8"))
+    torch.set_num_threads(asked["threads"])
+    reader, size, lines = open_model(wish["folder"]), wish["batch"], wish["lines"]
+
+    def score(some: list[str]) -> list[float]:
+        sentences = [reader.read(line) for line in some]
+        batch = reader.collate(sentences)
+        words = None if asked["masking"] == "single" else reader.word_numbers(sentences, batch)
+        found = pseudo_log_likelihood(reader.model, batch, words, asked["masking"])
+        return found.double().sum(dim=1).tolist()
+
+    scores = [value for start in (0, size) for value in score(lines[start : start + size])]
+    versions = {"unforced": __version__, "transformers": transformers.__version__}
+    PACE.ready(scores=scores, versions=versions)
+    for number in count():
+        start = number * size % len(lines)
+        some = lines[start : start + size]
+        PACE.begin_update(len(some))
+        score(some)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""What a model would say if it never had to live with its own mistakes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from unforced.decoding.constraints import Constraints
+from unforced.decoding.greedy import argmax
+from unforced.decoding.search import evaluating
+from unforced.errors import InputError
+from unforced.models.protocol import StepDecoder, require
+from unforced.types import Batch, Hypotheses
+
+
+@dataclass(frozen=True)
+class GoldHistory:
+    """The most probable token at each step **given the gold before it**: ŷ_t = argmax_w log p(w | y*_<t, x).
+
+    It reads the answers, so it is no decoder to use: it measures. What it scores above greedy search is what the model's own
+    mistakes cost it later on, and about the most that a cure of exposure bias could win. Outputs have the gold's length, or
+    end at the first end symbol.
+
+    >>> import torch
+    >>> from unforced.models.toy import Toy
+    >>> from unforced.types import Sizes, Symbols
+    >>> gold = torch.tensor([[3, 4, 2]])
+    >>> batch = Batch.of_gold(gold, gold > 0, Symbols(pad=0, bos=1, eos=2, banned=(0, 1)))
+    >>> GoldHistory()(Toy().build(Sizes(target=5)), batch).lengths.shape
+    torch.Size([1, 1])
+    """
+
+    reads_gold: ClassVar[bool] = True
+
+    def __call__(self, model: StepDecoder, batch: Batch, *, rng: torch.Generator | None = None) -> Hypotheses:
+        require(model, "gold_history", "start", "embed", "advance", "score")
+        if not bool(batch.mask.any()):
+            raise InputError("gold_history predicts behind the answers, and there are none")
+        pad, end = batch.symbols.pad, batch.symbols.eos
+        tokens = torch.full_like(batch.gold, pad)
+        log_probs = torch.zeros(tokens.shape, device=tokens.device)
+        with evaluating(model):
+            features, _ = model.advance(model.start(batch), model.embed(batch.prefix))
+            scores = model.score(features[batch.mask])  # [N,V]
+            token_scores = Constraints.of(batch).token_scores(0, scores)
+            best = argmax(0, token_scores, None)
+            tokens[batch.mask] = best
+            log_probs[batch.mask] = token_scores.gather(1, best.unsqueeze(1)).squeeze(1).to(log_probs.dtype)
+        kept = batch.mask
+        if end is not None:
+            ended = (tokens == end) & batch.mask
+            kept = kept & (ended.long().cumsum(dim=1) - ended.long() == 0)
+        sums = (log_probs * kept).sum(dim=1, keepdim=True)
+        lengths = kept.sum(dim=1, keepdim=True)
+        return Hypotheses(tokens.masked_fill(~kept, pad).unsqueeze(1), lengths, sums, sums)

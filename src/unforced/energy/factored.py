@@ -1,0 +1,238 @@
+"""Energies of all strings of a space from prefixes times suffixes, for models that score a token by what is on either side.
+
+Prefixes and suffixes are read once, whatever strings they are part of, and joined as matrix products.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from unforced import rows
+from unforced.energy.energies import Kind
+from unforced.energy.spaces import Running, Space
+from unforced.types import Batch
+
+Side = Literal["left", "right"]
+CELLS = 2**27  # strings of a factored model whose energies are held at once
+PAIRS = 2**13  # prefixes times suffixes that are joined at once
+SLAB = 2**13  # prefixes or suffixes that are read at once
+PART = 2**20  # energies that are summed at once
+
+
+@runtime_checkable
+class Factored(Protocol):
+    """score(y_t = w) = P_w · g(l(y_<t) + r(y_>t)) + bias_w, where contexts grow by one token at a time.
+
+    Contexts are a tree of tensors with rows first (``unforced.rows``).
+    """
+
+    def steady(self) -> bool:
+        """Whether this gives what ``scores`` gives just now: not with dropout."""
+        ...
+
+    def empty(self) -> Any:
+        """The context of the empty string, in one row."""
+        ...
+
+    def extend(self, side: Side, contexts: Any, ids: Tensor) -> Any:
+        """N strings, each longer by each of n tokens (behind on the left, in front on the right), in alphabetical order."""
+        ...
+
+    def kept(self, side: Side, contexts: Any) -> Any:
+        """The same contexts, with whatever is worth keeping of them if they are extended more than once."""
+        ...
+
+    def joined(self, side: Side, contexts: Any) -> Tensor:
+        """l or r of N contexts: [N,J]."""
+        ...
+
+    def activated(self, x: Tensor) -> Tensor:
+        """g(x), which may be written over x."""
+        ...
+
+    def output(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """P [n,J] and bias [n]."""
+        ...
+
+
+def shares_contexts(model: Any, batch: Batch) -> bool:
+    """Whether the strings of a space can be scored by the contexts that they share."""
+    return batch.source is None and isinstance(model, Factored) and model.steady()
+
+
+def factored_energies(model: Factored, space: Space, ids: Tensor, kind: Kind) -> Tensor:
+    """E of all strings of a small space, in alphabetical order, [size]: the plain way of ``factored_log_z``.
+
+    Gradients flow; nothing is done in parts.
+    """
+    block, sizes = space.choices, [len(choices) for choices in space.choices]
+    weights, bias = model.output(ids)
+    left, right = [model.empty()], [model.empty()]
+    for near, far in zip(block[:-1], block[:0:-1]):
+        left.append(model.extend("left", left[-1], near))
+        right.append(model.extend("right", right[-1], far))
+    table = weights.new_zeros(sizes)
+    for t, choices in enumerate(block):
+        if space.variable[t]:
+            prefixes = model.joined("left", left[t]).unsqueeze(1)
+            x = prefixes + model.joined("right", right[len(block) - 1 - t])  # [P,S,J]
+            scores = model.activated(x) @ weights.T + bias  # [P,S,A]
+            if kind == "local":
+                scores = torch.log_softmax(scores, dim=-1)
+            picked = scores[..., torch.searchsorted(ids, choices)]
+            table = table + picked.transpose(1, 2).reshape(sizes)
+    return -table.flatten()
+
+
+def factored_log_z(model: Factored, space: Space, ids: Tensor, kind: Kind, cells: int = CELLS) -> float:
+    """log Z of a factored model over a space; ``ids`` are the tokens that E_local normalises over.
+
+    The space is cut into blocks of at most ``cells`` strings, each a product of choices at every position. In a block the
+    term of position t is a matrix product of P with g(l + r) of all prefixes times all suffixes. Cutting position t into
+    n pieces repeats the work on its contexts n times, and cutting the first or the last repeats the reading of the longest
+    contexts, so positions in the middle are cut.
+    """
+    total = Running()
+    widths = block_widths([len(choices) for choices in space.choices], cells)
+    pieces = [choices.split(width) for choices, width in zip(space.choices, widths)]
+    outputs = model.output(ids)
+    for block in product(*pieces):
+        table = _block_terms(model, block, space.variable, outputs, ids, kind)
+        for part in table.view(-1).split(PART):
+            total.add(part)
+    return total.value
+
+
+def block_widths(sizes: Sequence[int], cells: int) -> list[int]:
+    """How many choices of each position a block has: the middle positions are cut first, the widest before others.
+
+    >>> block_widths([39] * 6, 2**26), block_widths([4, 4, 4], 8), block_widths([5, 5], 100)
+    ([39, 20, 13, 13, 13, 39], [4, 1, 2], [5, 5])
+    """
+    pieces = [1] * len(sizes)
+
+    def width(t: int) -> int:
+        return -(-sizes[t] // pieces[t])
+
+    wide = [t for t, size in enumerate(sizes) if size > 1]
+    for among in (wide[1:-1], wide):
+        while math.prod(map(width, range(len(sizes)))) > cells:
+            cuttable = [t for t in among if width(t) > 1]
+            if not cuttable:
+                break
+            t = max(cuttable, key=lambda t: (width(t), t))
+            before = width(t)
+            while width(t) == before:
+                pieces[t] += 1
+    return [width(t) for t in range(len(sizes))]
+
+
+def _block_terms(
+    model: Factored,
+    block: Sequence[Tensor],
+    variable: Sequence[bool],
+    outputs: tuple[Tensor, Tensor],
+    ids: Tensor,
+    kind: Kind,
+) -> Tensor:
+    """−E of all strings of a block: [n_1, …, n_L]."""
+    sizes = [len(choices) for choices in block]
+    if not any(variable):
+        return outputs[0].new_zeros(sizes)
+    table = outputs[0].new_zeros(())
+    for flag, choices in zip(variable, block):  # the biases of all strings
+        table = table.unsqueeze(-1)
+        if flag and kind == "raw":
+            table = table + outputs[1][torch.searchsorted(ids, choices)]
+    table = table.expand(sizes).contiguous()
+    left, right = [model.kept("left", model.empty())], [model.kept("right", model.empty())]
+    first, last = variable.index(True), len(block) - 1 - variable[::-1].index(True)
+    for choices in block[: max(0, last - 1)]:  # ``_slabs`` reads the longest, which are needed once
+        left.append(model.kept("left", model.extend("left", left[-1], choices)))
+    for choices in block[first + 2 :][::-1]:
+        right.append(model.kept("right", model.extend("right", right[-1], choices)))
+    for t, choices in enumerate(block):
+        if not variable[t]:
+            continue
+        view = table.view(math.prod(sizes[:t]), sizes[t], -1)
+        join = _Join(model, outputs, torch.searchsorted(ids, choices), kind)
+        lefts = _slabs(model, "left", left, block[:t][::-1])
+        rights = _slabs(model, "right", right, block[t + 1 :])
+        if view.shape[0] < view.shape[2]:
+            few = list(lefts)
+            pairs: Iterator[tuple[_Slab, _Slab]] = ((a, b) for b in rights for a in few)
+        else:
+            few = list(rights)
+            pairs = ((a, b) for a in lefts for b in few)
+        for (p, prefixes), (s, suffixes) in pairs:
+            join(view[p : p + len(prefixes), :, s : s + len(suffixes)], prefixes, suffixes)
+    return table
+
+
+_Slab = tuple[int, Tensor]
+
+
+def _slabs(
+    model: Factored, side: Side, contexts: Sequence[Any], nearest: Sequence[Tensor]
+) -> Iterator[_Slab]:
+    """l or r of all strings on one side, a slab at a time: the number of its first string, and [n,J].
+
+    ``nearest`` are the choices on that side, from the position next to the token outwards; ``contexts`` those of strings
+    of each length.
+    """
+    if not nearest:
+        yield 0, model.joined(side, model.empty())
+        return
+    shorter, ids = contexts[len(nearest) - 1], nearest[0]
+    count = _count(shorter)
+    some = max(1, SLAB // len(ids)) if side == "left" else SLAB  # contexts, which come first on the left
+    several = len(ids) if side == "left" else max(1, SLAB // count)  # tokens
+    for token in range(0, len(ids), several):
+        for start in range(0, count, some):
+            part = rows.map_rows(lambda leaf: leaf[start : start + some], shorter)  # noqa: B023 - used at once
+            longer = model.extend(side, part, ids[token : token + several])
+            yield start * len(ids) if side == "left" else token * count + start, model.joined(side, longer)
+
+
+def _count(tree: Any) -> int:
+    """The number of rows of a tree."""
+    found: list[int] = []
+    rows.map_rows(lambda leaf: found.append(len(leaf)) or leaf, tree)  # type: ignore[func-returns-value]
+    return found[0]
+
+
+class _Join:
+    """Adds the terms of one position to a part of the table [P,n,S], from l [P,J] and r [S,J].
+
+    ``picked`` [n] says where the position's choices stand among all ids. Raw biases are in the table already.
+    """
+
+    def __init__(self, model: Factored, outputs: tuple[Tensor, Tensor], picked: Tensor, kind: Kind) -> None:
+        self.model, self.picked, self.kind = model, picked, kind
+        self.all, self.bias = outputs
+        self.weights = self.all[picked]
+
+    def __call__(self, view: Tensor, prefixes: Tensor, suffixes: Tensor) -> None:
+        wide = min(len(suffixes), PAIRS)
+        tall = max(1, PAIRS // wide)
+        for p in range(0, len(prefixes), tall):
+            for s in range(0, len(suffixes), wide):
+                x = prefixes[p : p + tall].unsqueeze(1) + suffixes[s : s + wide]  # [p,s,J]
+                self._add(view[p : p + tall, :, s : s + wide], self.model.activated(x))
+
+    def _add(self, view: Tensor, x: Tensor) -> None:
+        if self.kind == "local":
+            scores = torch.log_softmax(x @ self.all.T + self.bias, dim=-1)  # [p,s,V]
+            view += scores[..., self.picked].transpose(1, 2)
+        elif x.shape[1] == 1:
+            view[:, :, 0].addmm_(x[:, 0], self.weights.T)
+        elif x.shape[0] == 1:
+            view[0].addmm_(self.weights, x[0].T)
+        else:
+            view.baddbmm_(self.weights.expand(len(x), -1, -1), x.transpose(1, 2))

@@ -1,0 +1,62 @@
+"""Gibbs sampling from a masked model's free conditionals, which need not belong to any joint distribution."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unforced.energy import energies
+from unforced.energy.energies import Kind
+from unforced.energy.kernels import ChainInfo, ChainState, Kernel, Turn, Walk, energy_of
+from unforced.energy.proposals import Proposals
+from unforced.errors import check_choice
+from unforced.types import Batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gibbs(Proposals):
+    """Degenerate Gibbs sampling (Wang and Cho 2019; Goyal 2021, section 6.6): every proposal is accepted.
+
+    What it samples from is neither E_raw nor E_local, and depends on the order of the visits; it is here to compare with. It needs
+    no energy; that of ``energy`` is computed at the end of each sweep, to be looked at, and is NaN before. None: never.
+    """
+
+    energy: Kind | None = "local"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.energy is not None:
+            check_choice("energy", self.energy, Kind)
+
+    def kernel(self, model: Any, batch: Batch) -> Kernel:
+        """The sampler for a model and the examples of a batch, whose lengths are those of its gold."""
+        return GibbsWalk(self, model, batch).kernel()
+
+
+class GibbsWalk(Walk):
+    """The turns of Gibbs sampling."""
+
+    moves: Gibbs
+
+    def measure(self, tokens: Tensor) -> Tensor:
+        if self.moves.energy is None:
+            return torch.full(tokens.shape, torch.nan, device=tokens.device)
+        return energies.terms(self.model, self.batch, tokens, self.moves.energy, self.moves.rows)
+
+    def move(self, state: ChainState, turn: Turn) -> tuple[ChainState, ChainInfo]:
+        proposed = self.propose(state, turn)
+        unknown = torch.full_like(state.terms, torch.nan)
+        state = state._replace(
+            tokens=state.tokens.index_copy(0, turn.rows, proposed.tokens),
+            terms=unknown,
+            energy=energy_of(unknown),
+        )
+        everyone = torch.ones_like(proposed.changed)
+        return state, self.info(state, turn, everyone, proposed.changed, torch.zeros_like(turn.chances))
+
+    def end(self, state: ChainState) -> ChainState:
+        terms = self.measure(state.tokens)
+        return state._replace(terms=terms, energy=energy_of(terms))

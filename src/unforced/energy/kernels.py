@@ -1,0 +1,387 @@
+"""Samplers as pairs of functions: ``init`` makes a state of tokens, ``step`` a new state of a state.
+
+    kernel = MetropolisHastings(energy="local").kernel(model, batch)
+    state = kernel.init(tokens)                        # [R,T], R = B·K: K chains of each example
+    state, info = kernel.step(rng, state)              # one block of each chain
+    state, report = sweep(kernel, rng, state)          # steps until every chain has visited each of its positions
+
+A state is tensors only; with the generator's state it is all that a chain needs to go on, bit by bit. Chains of sequences of
+different lengths go through a sweep together: one that is through waits, at no cost, until all are. The random numbers of a
+chain are functions of one seed for each sweep, of its example and of its number, so they don't hang on other chains.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from unforced import streams
+from unforced.decoding.search import evaluating
+from unforced.energy import energies
+from unforced.energy.energies import Kind
+from unforced.energy.proposals import Proposals
+from unforced.errors import InputError, check_choice
+from unforced.masking import widened
+from unforced.models.protocol import require
+from unforced.types import Batch
+
+
+class ChainState(NamedTuple):
+    """R chains, somewhere in a sweep; never updated in place."""
+
+    tokens: Tensor  # [R,T] long
+    terms: Tensor  # [R,T] what each position adds to −E
+    energy: Tensor  # [R] float64, E of the tokens
+    sweep: Tensor  # [] long, sweeps made
+    place: Tensor  # [R] long, variables visited in this sweep
+    order: Tensor  # [R,T] long, the positions as this sweep visits them
+    keys: Tensor  # [R] long, where the random numbers of this sweep start
+
+
+class ChainInfo(NamedTuple):
+    """What a step did."""
+
+    active: Tensor  # [R] bool: whether the chain had a turn
+    accepted: Tensor  # [R] bool
+    novel: Tensor  # [R] bool: accepted, and another sequence than before
+    energy: Tensor  # [R] float64, afterwards
+    log_ratio: Tensor  # [R] float64: accepted with probability min(1, exp); an upper bound where that was enough to reject
+    positions: Tensor  # [R,T] bool: what was masked
+
+
+class Kernel(NamedTuple):
+    """A sampler of one model and one batch."""
+
+    init: Callable[[Tensor], ChainState]
+    step: Callable[[torch.Generator, ChainState], tuple[ChainState, ChainInfo]]
+
+
+class SweepInfo(NamedTuple):
+    """What a sweep did, chain by chain: [R] each."""
+
+    proposed: Tensor  # long, proposals made
+    accepted: Tensor  # long, of which accepted
+    novel: Tensor  # long, of which to another sequence
+    energy: Tensor  # float64, afterwards
+
+
+def sweep(kernel: Kernel, rng: torch.Generator, state: ChainState) -> tuple[ChainState, SweepInfo]:
+    """Go on until the sweep is done: every chain visits each of its positions once."""
+    counts = torch.zeros(3, len(state.tokens), dtype=torch.long, device=state.tokens.device)
+    end = int(state.sweep) + 1
+    while int(state.sweep) < end:
+        state, info = kernel.step(rng, state)
+        counts = counts + torch.stack([info.active, info.accepted, info.novel]).long()
+    proposed, accepted, novel = counts
+    return state, SweepInfo(proposed, accepted, novel, state.energy)
+
+
+class Turn(NamedTuple):
+    """Whose turn it is, at which positions, and the random numbers for it; A chains and P positions at most."""
+
+    rows: Tensor  # [A] long
+    positions: Tensor  # [A,P] long; the first one again where the block has fewer
+    valid: Tensor  # [A,P] bool
+    choices: Tensor  # [A,P] float64 in [0,1): which token
+    chances: Tensor  # [A] float64 in [0,1): whether to accept
+
+
+class Proposed(NamedTuple):
+    """New sequences for the chains of a turn."""
+
+    tokens: Tensor  # [A,T]
+    scores: Tensor  # [A,P,V] at the block while it is masked
+    drawn: Tensor  # [A,P] the new tokens of the block
+    back: Tensor  # [A] float64, log q(y; y') − log q(y'; y)
+    changed: Tensor  # [A] bool
+
+
+class Walk(ABC):
+    """Chains of one model and one batch: the turns of a sweep are taken here, what a turn does is the sampler's part."""
+
+    def __init__(self, moves: Proposals, model: Any, batch: Batch) -> None:
+        require(model, type(moves).__name__, "scores")
+        self.moves, self.model = moves, model
+        with evaluating(model):
+            self.batch = energies.prepare(model, batch)
+        self.free = energies.variables(batch)  # [B,T]
+
+    @abstractmethod
+    def move(self, state: ChainState, turn: Turn) -> tuple[ChainState, ChainInfo]:
+        """Propose and decide: the state with new tokens, its counters as they were."""
+
+    @abstractmethod
+    def measure(self, tokens: Tensor) -> Tensor:
+        """The terms [R,T] of sequences."""
+
+    def kernel(self) -> Kernel:
+        return Kernel(self.init, self.step)
+
+    def init(self, tokens: Tensor) -> ChainState:
+        """Chains that start from tokens [R,T]; what isn't a variable is as in the batch."""
+        k = energies.copies(self.batch, tokens)
+        free, gold = (leaf.repeat_interleave(k, dim=0) for leaf in (self.free, self.batch.gold))
+        tokens = torch.where(free, tokens, gold)
+        special = torch.tensor(energies.special(self.batch.symbols), dtype=torch.long, device=tokens.device)
+        if bool((torch.isin(tokens, special) & free).any()):
+            raise InputError("chains can't start from special tokens: give every variable a token of its own")
+        with evaluating(self.model):
+            terms = self.measure(tokens)
+        rows = torch.zeros(len(tokens), dtype=torch.long, device=tokens.device)
+        order = torch.arange(tokens.shape[1], device=tokens.device).repeat(len(tokens), 1)
+        return ChainState(tokens, terms, energy_of(terms), rows.new_zeros(()), rows, order, rows)
+
+    def step(self, rng: torch.Generator, state: ChainState) -> tuple[ChainState, ChainInfo]:
+        """One block of every chain that isn't through with its sweep."""
+        if not bool(state.place.any()):
+            state = self.begin(rng, state)
+        return self.take(state, self.turn(state))
+
+    def begin(self, rng: torch.Generator, state: ChainState) -> ChainState:
+        """A new sweep: a seed from the generator, and from it the order of visits."""
+        k = energies.copies(self.batch, state.tokens)
+        chain = torch.arange(k, device=state.tokens.device)
+        keys = streams.branch(streams.keys(self.batch, rng).unsqueeze(1), chain).flatten()
+        order = self.moves.visits(self.free_of(state), streams.branch(keys, 0))
+        return state._replace(keys=keys, order=order)
+
+    def turn(self, state: ChainState) -> Turn:
+        """The next block of each chain that has any positions left."""
+        counts = self.free_of(state).sum(dim=1)
+        rows = (state.place < counts).nonzero().squeeze(1)
+        place, keys = state.place[rows], state.keys[rows]
+        size = min(self.moves.block_size(int(state.sweep)), state.order.shape[1])
+        slots = place.unsqueeze(1) + torch.arange(size, device=rows.device)
+        valid = slots < counts[rows].unsqueeze(1)
+        positions = state.order[rows].gather(1, slots.clamp(max=state.order.shape[1] - 1))
+        positions = torch.where(valid, positions, positions[:, :1])
+        choices = streams.uniform(streams.branch(keys, 1).unsqueeze(1), positions)
+        return Turn(rows, positions, valid, choices, streams.uniform(streams.branch(keys, 2), place))
+
+    def take(self, state: ChainState, turn: Turn) -> tuple[ChainState, ChainInfo]:
+        """Take a turn: a function of the state and of the turn's random numbers alone."""
+        with evaluating(self.model):
+            if len(turn.rows):
+                state, info = self.move(state, turn)
+            else:
+                info = self.info(state, turn, turn.rows > 0, turn.rows > 0, turn.chances)
+            place = state.place.index_add(0, turn.rows, turn.valid.sum(dim=1))
+            if bool((place < self.free_of(state).sum(dim=1)).any()):
+                return state._replace(place=place), info
+            state = self.end(state._replace(place=torch.zeros_like(place), sweep=state.sweep + 1))
+        return state, info._replace(energy=state.energy)
+
+    def end(self, state: ChainState) -> ChainState:
+        """What is to be done when a sweep is over."""
+        return state
+
+    def propose(self, state: ChainState, turn: Turn) -> Proposed:
+        """Mask the block, and draw each of its tokens from the model's conditional."""
+        old = state.tokens[turn.rows]
+        scores = energies.at_blocks(
+            self.model, self.batch, state.tokens, turn.rows, turn.positions, turn.valid, self.moves.rows
+        )
+        if not bool((scores < torch.inf).all()):
+            raise InputError("the model gave NaN or infinite scores")
+        log_q = self.log_q(scores)  # [A,P,V]
+        drawn = streams.draw(log_q.exp().flatten(0, 1), turn.choices.flatten()).view_as(turn.positions)
+        drawn = torch.where(turn.valid, drawn, drawn[:, :1])
+        new = old.scatter(1, turn.positions, drawn)
+        back = self.back(log_q, old.gather(1, turn.positions), drawn, turn.valid)
+        return Proposed(new, scores, drawn, back, (new != old).any(dim=1))
+
+    def log_q(self, scores: Tensor) -> Tensor:
+        """The log-probabilities that tokens are drawn with: [...,V]."""
+        return self.moves.log_probs(
+            scores, energies.allowed(self.batch.symbols, scores.shape[-1], scores.device)
+        )
+
+    def back(self, log_q: Tensor, old: Tensor, drawn: Tensor, valid: Tensor) -> Tensor:
+        """log q(y; y') − log q(y'; y), where y and y' have the tokens ``old`` and ``drawn`` [A,P] in the block: [A].
+
+        Both directions mask the same block and see the same rest, so the conditionals are the same. It is −inf where an
+        old token lies outside the nucleus: the move can't be taken back.
+        """
+        difference = log_q.gather(2, old.unsqueeze(2)) - log_q.gather(2, drawn.unsqueeze(2))
+        return difference.squeeze(2).double().masked_fill(~valid, 0.0).sum(dim=1)
+
+    def info(
+        self, state: ChainState, turn: Turn, accepted: Tensor, novel: Tensor, log_ratio: Tensor
+    ) -> ChainInfo:
+        """What was found for the chains of a turn, [A] each, as it is for all chains."""
+        nobody = torch.zeros(len(state.tokens), dtype=torch.bool, device=turn.rows.device)
+        positions = torch.zeros_like(state.tokens, dtype=torch.bool)
+        positions[turn.rows] = positions[turn.rows].scatter(1, turn.positions, True)
+        return ChainInfo(
+            active=nobody.index_fill(0, turn.rows, True),
+            accepted=nobody.index_copy(0, turn.rows, accepted),
+            novel=nobody.index_copy(0, turn.rows, novel),
+            energy=state.energy,
+            log_ratio=state.energy.new_zeros(len(nobody)).index_copy(0, turn.rows, log_ratio),
+            positions=positions,
+        )
+
+    def free_of(self, state: ChainState) -> Tensor:
+        """The variables of each chain: [R,T] bool."""
+        return self.free.repeat_interleave(energies.copies(self.batch, state.tokens), dim=0)
+
+
+def energy_of(terms: Tensor) -> Tensor:
+    """E = −Σ_t terms, summed in double precision: [R,T] -> [R]."""
+    return -terms.double().sum(dim=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetropolisHastings(Proposals):
+    """Sample from p(y) ∝ exp(−E(y) / T): propose by the model's conditionals, accept with probability
+
+        min(1, exp((E(y) − E(y')) / T) · q(y; y') / q(y'; y))
+
+    (Goyal 2021, section 6.4; its Algorithm 4 prints energies where exp(−E) belongs). T is ``target``, less ``anneal`` for
+    each sweep made, but never below ``lowest``. In the first ``forced`` sweeps everything is accepted.
+
+    A proposal that changes nothing costs no energy. Of a new sequence only those terms are computed that aren't known: with
+    one position masked, its own term comes with the proposal. Where the energy is local, terms are at most zero, so a
+    proposal whose first terms are bad enough is rejected without the others.
+
+    >>> MetropolisHastings(target=1.0, anneal=0.25, lowest=0.1).target_at(3)
+    0.25
+    """
+
+    energy: Kind = "local"
+    target: float = 1.0  # temperature of the distribution that is sampled
+    anneal: float = 0.0  # what is taken from it after each sweep
+    lowest: float = 0.05  # what it never falls below
+    forced: int = 0  # sweeps at the beginning in which every proposal is accepted
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("energy", self.energy, Kind)
+        if self.anneal < 0 or self.forced < 0:
+            raise InputError("anneal and forced must not be negative")
+        if not 0 < self.lowest <= self.target < float("inf"):
+            raise InputError(
+                f"the target's temperature must be positive and its lowest not above it, not {self.target} and {self.lowest}"
+            )
+
+    def target_at(self, sweep: int) -> float:
+        """The temperature of the target in sweep 0, 1, …"""
+        return max(self.lowest, self.target - self.anneal * sweep)
+
+    def kernel(self, model: Any, batch: Batch) -> Kernel:
+        """The sampler for a model and the examples of a batch, whose lengths are those of its gold."""
+        return MetropolisWalk(self, model, batch).kernel()
+
+
+class MetropolisWalk(Walk):
+    """The turns of Metropolis-Hastings."""
+
+    moves: MetropolisHastings
+
+    def measure(self, tokens: Tensor) -> Tensor:
+        terms = energies.terms(self.model, self.batch, tokens, self.moves.energy, self.moves.rows)
+        if not bool(terms.isfinite().all()):
+            raise InputError("the model gave NaN or infinite scores for the tokens that chains start from")
+        return terms
+
+    def move(self, state: ChainState, turn: Turn) -> tuple[ChainState, ChainInfo]:
+        proposed = self.propose(state, turn)
+        log_ratio, terms = self.weigh(state, turn, proposed)
+        if bool(log_ratio.isnan().any()):
+            raise InputError("the model gave NaN or infinite scores")
+        accepted = turn.chances.log() < log_ratio
+        if self.is_forced(state):
+            accepted = torch.ones_like(accepted)
+        novel = accepted & proposed.changed
+        state = self.update(state, turn.rows[novel], proposed.tokens[novel], terms[novel])
+        return state, self.info(state, turn, accepted, novel, log_ratio)
+
+    def is_forced(self, state: ChainState) -> bool:
+        return int(state.sweep) < self.moves.forced
+
+    def cancels(self, turn: Turn, target: float) -> bool:
+        """Whether the masked position's own terms and the proposal ratio cancel: one position, whose term and whose
+        probability have the same scores at the same temperature. (Those of E_raw too: the normaliser is that of both tokens.)"""
+        plain = self.moves.temperature == 1 and self.moves.nucleus in (None, 1)
+        return plain and target == 1 and turn.positions.shape[1] == 1
+
+    def weigh(self, state: ChainState, turn: Turn, proposed: Proposed) -> tuple[Tensor, Tensor]:
+        """log of the acceptance ratio [A], and the new terms [A,T] of all who can be accepted.
+
+        A proposal that changes nothing has 0. One that is rejected before all its terms are known has an upper bound.
+        """
+        old, forced = state.terms[turn.rows], self.is_forced(state)
+        log_ratio = torch.where(proposed.changed, proposed.back, 0.0)
+        todo = (proposed.changed & (forced | (proposed.back > -torch.inf))).nonzero().squeeze(1)
+        if not len(todo):
+            return log_ratio, old
+        turn = Turn(*(leaf[todo] for leaf in turn))
+        proposed = Proposed(*(leaf[todo] for leaf in proposed))
+        example = energies.examples(self.batch, state.tokens)[turn.rows]
+        target = self.moves.target_at(int(state.sweep))
+        found, wanted, counted, back = self.known(turn, proposed, self.free[example], target)
+
+        before = old[todo]
+
+        def ratio(found: Tensor) -> Tensor:
+            difference = found.double() - before.double()
+            return difference.masked_fill(~counted, 0.0).sum(dim=1) / target + back
+
+        alive = torch.arange(len(todo), device=todo.device)
+        for part in self.stages(wanted, before, forced):
+            new = energies.terms_of(
+                self.model,
+                self.batch,
+                example[alive],
+                proposed.tokens[alive],
+                self.moves.energy,
+                self.moves.rows,
+                part[alive],
+            )
+            found = found.index_add(0, alive, new.to(found.dtype))
+            if not forced:  # terms still unknown are 0 in the ratio, which is the most they can be
+                alive = alive[(turn.chances.log() < ratio(found))[alive]]
+            if not len(alive):
+                break
+        return log_ratio.index_copy(0, todo, ratio(found)), old.index_copy(0, todo, found.to(old.dtype))
+
+    def known(
+        self, turn: Turn, proposed: Proposed, free: Tensor, target: float
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What needs no further pass: the new terms that are known [A,T], which ones are wanted still and which ones count
+        in the ratio [A,T] bool, and what else is added to it [A]."""
+        found = torch.zeros(free.shape, dtype=widened(proposed.scores).dtype, device=free.device)
+        counted = torch.ones_like(free)
+        if turn.positions.shape[1] > 1:
+            return found, free, counted, proposed.back
+        kind, here = self.moves.energy, turn.positions
+        own = energies.pick(proposed.scores, proposed.drawn, kind, self.batch.symbols)  # [A,1]
+        found, wanted = found.scatter(1, here, own), free.scatter(1, here, False)
+        if self.cancels(turn, target):
+            return found, wanted, counted.scatter(1, here, False), torch.zeros_like(proposed.back)
+        return found, wanted, counted, proposed.back
+
+    def stages(self, wanted: Tensor, old: Tensor, forced: bool) -> list[Tensor]:
+        """The positions [A,T] whose terms are wanted, in the parts in which they are computed.
+
+        Those whose old terms [A,T] are lowest come first: what is left then can make up for the least.
+        """
+        whole = callable(getattr(self.model, "conditional_scores", None))
+        if self.moves.energy == "raw" or forced or whole:
+            return [wanted]
+        rank = old.masked_fill(~wanted, torch.inf).argsort(dim=1, stable=True).argsort(dim=1)
+        quarter = rank * 4 // wanted.sum(dim=1, keepdim=True).clamp(min=1)  # 0 to 3 where wanted
+        return [wanted & (quarter < 2), wanted & (quarter == 2), wanted & (quarter == 3)]
+
+    def update(self, state: ChainState, rows: Tensor, tokens: Tensor, terms: Tensor) -> ChainState:
+        """The state with other sequences in some rows."""
+        return state._replace(
+            tokens=state.tokens.index_copy(0, rows, tokens),
+            terms=state.terms.index_copy(0, rows, terms),
+            energy=state.energy.index_copy(0, rows, energy_of(terms)),
+        )

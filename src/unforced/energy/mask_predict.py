@@ -1,0 +1,129 @@
+"""Mask-Predict (Ghazvininejad et al. 2019), and sequences for chains to start from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from unforced import streams
+from unforced.decoding.search import evaluating
+from unforced.energy import energies
+from unforced.energy.energies import ROWS
+from unforced.errors import InputError
+from unforced.masking import widened
+from unforced.models.protocol import require
+from unforced.types import Batch, Hypotheses
+
+
+class Filled(NamedTuple):
+    """Outputs, and what the model gave each of their tokens when it was last predicted."""
+
+    tokens: Tensor  # [B,T] long; what isn't a variable is as in the batch
+    log_probs: Tensor  # [B,T], 0 where there is no variable
+
+
+def fill(model: Any, batch: Batch, iterations: int = 10, rows: int = ROWS) -> Filled:
+    """Predict all variables at once, then again and again those that the model was least sure of.
+
+    Of n variables, iteration t = 0, 1, … masks n·(N − t)/N, rounded down, and at least one: those with the lowest
+    probability, the first ones where some tie. Each gets its most probable token given all that isn't masked.
+    """
+    batch = energies.prepare(model, batch)
+    tokens, log_probs = batch.gold.clone(), None
+    free = energies.variables(batch)
+    some = free.any(dim=1).nonzero().squeeze(1)
+    for numbers, size in energies.alike(energies.extents(batch)[some], rows):
+        part = some[numbers]
+        filled = _fill(model, energies.cut(batch.select(part), size), iterations)
+        if log_probs is None:
+            log_probs = filled.log_probs.new_zeros(tokens.shape)
+        tokens[part, :size], log_probs[part, :size] = filled
+    return Filled(tokens, torch.zeros(tokens.shape, device=tokens.device) if log_probs is None else log_probs)
+
+
+def _fill(model: Any, batch: Batch, iterations: int) -> Filled:
+    """The same for a part of the batch, where every row has a variable."""
+    free = energies.variables(batch)
+    tokens, counts, number = batch.gold, free.sum(dim=1), torch.arange(len(batch), device=free.device)
+    log_probs = torch.zeros(free.shape, device=free.device)
+    for t in range(iterations):
+        hidden = (counts * (iterations - t) // iterations).clamp(min=1)
+        worst = log_probs.masked_fill(~free, torch.inf).argsort(dim=1, stable=True)[:, : int(hidden.max())]
+        valid = torch.arange(worst.shape[1], device=free.device) < hidden.unsqueeze(1)
+        worst = torch.where(valid, worst, worst[:, :1])
+        scores = energies.at_blocks(model, batch, tokens, number, worst, valid, len(batch))
+        kept = energies.allowed(batch.symbols, scores.shape[-1], scores.device)
+        sure, best = widened(scores).masked_fill(~kept, -torch.inf).log_softmax(dim=-1).max(dim=-1)
+        tokens = tokens.scatter(1, worst, torch.where(valid, best, best[:, :1]))
+        log_probs = log_probs.to(sure.dtype).scatter(1, worst, torch.where(valid, sure, sure[:, :1]))
+    return Filled(tokens, log_probs)
+
+
+def warm_start(model: Any, batch: Batch, chains: int = 1, rows: int = ROWS) -> Tensor:
+    """The most probable token at every position while all are masked (Goyal 2021, Algorithm 4, line 3): [B·chains,T]."""
+    with evaluating(model):
+        return fill(model, batch, 1, rows).tokens.repeat_interleave(chains, dim=0)
+
+
+def random_start(batch: Batch, size: int, rng: torch.Generator, chains: int = 1) -> Tensor:
+    """Uniform tokens of a vocabulary of ``size``, another sequence for each chain: [B·chains,T]."""
+    kept = energies.allowed(batch.symbols, size, batch.gold.device).nonzero().squeeze(1)
+    numbers = torch.arange(chains, device=kept.device)
+    keys = streams.branch(streams.keys(batch, rng).unsqueeze(1), numbers).flatten()
+    columns = torch.arange(batch.gold.shape[1], device=kept.device)
+    drawn = (streams.uniform(keys.unsqueeze(1), columns) * len(kept)).long().clamp(max=len(kept) - 1)
+    free, gold = (leaf.repeat_interleave(chains, dim=0) for leaf in (energies.variables(batch), batch.gold))
+    return torch.where(free, kept[drawn], gold)
+
+
+@dataclass(frozen=True)
+class MaskPredict:
+    """Decode by a masked model: predict everything, then mask what it is least sure of and predict that again.
+
+    The length is the batch's where outputs have no end symbol; else the ``lengths`` likeliest ones by the model are tried, and
+    the output with the highest mean log-probability of its tokens is the best. ``log_probs`` is their sum, without the end
+    symbol: its place is given. ``rows`` is how many outputs the model is given at once.
+
+    >>> MaskPredict(iterations=4).lengths
+    1
+    """
+
+    iterations: int = 10
+    lengths: int = 1
+    rows: int = ROWS
+
+    def __post_init__(self) -> None:
+        for name in ("iterations", "lengths", "rows"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} must be at least 1, not {getattr(self, name)}")
+
+    def __call__(self, model: Any, batch: Batch, *, rng: torch.Generator | None = None) -> Hypotheses:
+        require(model, "mask_predict", "scores")
+        with evaluating(model):
+            batch = energies.prepare(model, batch)
+            lengths = self.candidates(model, batch)  # [B,N]
+            room = energies.canvas(energies.expand(batch, lengths.shape[1]), lengths.flatten())
+            filled = fill(model, room, self.iterations, self.rows)
+        log_probs = filled.log_probs.sum(dim=1)
+        scores = (log_probs / lengths.flatten().clamp(min=1)).view_as(lengths)
+        order = scores.argsort(dim=1, descending=True, stable=True)
+        tokens = filled.tokens.view(*lengths.shape, -1)
+        return Hypotheses(
+            tokens.gather(1, order.unsqueeze(2).expand_as(tokens)),
+            room.mask.sum(dim=1).view_as(lengths).gather(1, order),
+            log_probs.view_as(lengths).gather(1, order),
+            scores.gather(1, order),
+        )
+
+    def candidates(self, model: Any, batch: Batch) -> Tensor:
+        """How many variables outputs may have: [B,N]."""
+        if batch.symbols.eos is None:
+            if batch.length is None:
+                raise InputError("outputs without an end symbol need Batch.length, the length of each output")
+            return batch.length.unsqueeze(1)
+        require(model, "mask_predict, where outputs have an end symbol,", "lengths")
+        found: Tensor = model.lengths(batch, self.lengths)
+        return found

@@ -1,0 +1,1 @@
+"""The library inside other people's training loops."""

@@ -1,0 +1,222 @@
+"""What masked models share: rows of a batch with hidden tokens, and Transformer blocks that see both ways."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from unforced.errors import InputError
+from unforced.models._blocks import Block, Cache, CrossAttention, sinusoids, split_heads
+from unforced.models._dropout import dropout
+from unforced.models._tokens import TargetTokens
+from unforced.models.protocol import require
+from unforced.types import Batch, Sizes
+
+
+class Rows(NamedTuple):
+    """Token ids [R,T] with 0 where there is nothing to read, and which positions there are and which are hidden."""
+
+    ids: Tensor  # [R,T] long
+    there: Tensor  # [R,T] bool
+    hidden: Tensor  # [R,T] bool
+    copies: int  # K: rows of each example
+
+
+def rows_of(batch: Batch, tokens: Tensor, masked: Tensor) -> Rows:
+    """Check R = B·K rows against their batch; ``batch.mask`` says which positions there are, whatever is in the others.
+
+    >>> from unforced.types import Symbols
+    >>> gold = torch.tensor([[3, 4], [5, 0]])
+    >>> batch = Batch.of_gold(gold, gold != 0, Symbols(pad=0, bos=1, eos=None))
+    >>> rows_of(batch, gold, gold == 4).ids
+    tensor([[3, 0],
+            [5, 0]])
+    """
+    copies, rest = divmod(len(tokens), max(1, len(batch)))
+    if rest or masked.shape != tokens.shape or tokens.shape[1:] != batch.mask.shape[1:]:
+        raise InputError(
+            f"tokens of shape {tuple(tokens.shape)} with a mask of shape {tuple(masked.shape)} are no rows of a batch "
+            f"of shape {tuple(batch.mask.shape)}"
+        )
+    if bool((batch.mask[:, 1:] & ~batch.mask[:, :-1]).any()):
+        raise InputError(
+            "sequences must be padded at their end, but the batch's mask has a hole or starts false"
+        )
+    there = batch.mask if copies == 1 else batch.mask.repeat_interleave(copies, dim=0)
+    hidden = masked & there
+    return Rows(tokens.masked_fill(hidden | ~there, 0), there, hidden, copies)
+
+
+def refuse_source(batch: Batch, model: str) -> None:
+    """Raise ``InputError`` for a batch with something to read that the model would pass over."""
+    if batch.source is not None:
+        raise InputError(
+            f"the {model} model was built without a source, but the batch has one: use conditional_masked"
+        )
+
+
+class Normalizer(nn.Module):
+    """log Z of each number of tokens, learnt like any other weight: what noise-contrastive estimation can ask for.
+
+    >>> Normalizer(3)(torch.tensor([1, 3])).tolist()
+    [0.0, 0.0]
+    """
+
+    def __init__(self, longest: int) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.zeros(longest + 1))
+
+    def forward(self, lengths: Tensor) -> Tensor:
+        if lengths.numel() and int(lengths.max()) >= len(self.table):
+            raise InputError(
+                f"log Z is learnt up to {len(self.table) - 1} tokens, but a sequence has {int(lengths.max())}: "
+                "raise normalizer"
+            )
+        return self.table[lengths]
+
+
+class LengthTable(nn.Module):
+    """How likely outputs of 1, 2, … tokens are, whatever the example: learnt scores [B,longest]."""
+
+    def __init__(self, longest: int) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.zeros(longest))
+
+    def forward(self, batch: Batch) -> Tensor:
+        return self.table.expand(len(batch), -1)
+
+
+class MaskedTokens(TargetTokens, ABC):
+    """A ``MaskedModel`` but for its ``features``: target tokens, a vector for hidden ones, and a bias of the scores."""
+
+    def __init__(
+        self,
+        size: int,
+        width: int,
+        features: int | None = None,
+        tie: bool = False,
+        normalizer: int | None = None,
+    ) -> None:
+        super().__init__(size, width, features, tie)
+        self.mask = nn.Parameter(torch.randn(width) / width**0.5)
+        self.bias = nn.Parameter(torch.zeros(size))
+        self.normalizer = None if normalizer is None else Normalizer(normalizer)
+
+    @abstractmethod
+    def features(self, batch: Batch, tokens: Tensor, masked: Tensor) -> Tensor:
+        """[R,T] ids and [R,T] bool -> [R,T,H]: what ``score`` projects to the vocabulary."""
+
+    def inputs(self, rows: Rows) -> Tensor:
+        """[R,T,E]."""
+        return torch.where(rows.hidden.unsqueeze(-1), self.mask * self.scale, self.embed(rows.ids))
+
+    def score(self, features: Tensor) -> Tensor:
+        return super().score(features) + self.bias
+
+    def scores(self, batch: Batch, tokens: Tensor, masked: Tensor) -> Tensor:
+        """[R,T] ids and [R,T] bool -> [R,T,V]."""
+        return self.score(self.features(batch, tokens, masked))
+
+    def lengths(self, batch: Batch, n: int = 1) -> Tensor:
+        """[B,n] the likeliest lengths of outputs, the best first; the end symbol is not counted."""
+        require(self, "a guess of the length", "length_scores")
+        scores: Tensor = self.length_scores(batch)  # type: ignore[operator]
+        if not 1 <= n <= scores.shape[1]:
+            raise InputError(f"between 1 and {scores.shape[1]} lengths can be asked for, not {n}")
+        return scores.topk(n, dim=1).indices + 1
+
+    def log_z(self, batch: Batch) -> Tensor:
+        """[B] what has been learnt of each example's log Z."""
+        require(self, "a learnt log Z", "normalizer")
+        assert self.normalizer is not None
+        return self.normalizer(lengths_of(batch))
+
+
+def check_tables(**longest: int | None) -> None:
+    """Raise ``InputError`` for tables by length that have no entry."""
+    for name, value in longest.items():
+        if value is not None and value < 1:
+            raise InputError(f"{name} must be at least 1, or none, not {value}")
+
+
+def lengths_of(batch: Batch) -> Tensor:
+    """How many tokens each example's output has, the end symbol not counted: [B]."""
+    mask = batch.mask if batch.symbols.eos is None else batch.mask & (batch.gold != batch.symbols.eos)
+    return mask.sum(dim=1)
+
+
+class MutualBlock(Block):
+    """x += self-attention(norm x), everything sees everything; x += cross-attention(norm x); x += feed-forward(norm x)."""
+
+    def __init__(self, width: int, heads: int, feedforward: int, rate: float, cross: bool) -> None:
+        super().__init__(width, heads, feedforward, rate)
+        self.cross = CrossAttention(width, heads) if cross else None
+
+    def forward(
+        self, x: Tensor, mask: Tensor | None, memory: Cache | None, memory_mask: Tensor | None
+    ) -> Tensor:
+        q, k, v = split_heads(self.qkv(self.self_norm(x)), 3, self.heads)
+        seen = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)  # [R,heads,T,d]
+        x = self._add(x, self.self_out(seen.transpose(1, 2).flatten(2)))
+        if self.cross is not None and memory is not None:
+            x = self._add(x, self.cross(x, memory, memory_mask))
+        return self._feed(x)
+
+
+class MutualBlocks(nn.Module):
+    """Positions, a stack of blocks in which every position sees all others, and its last norm.
+
+    Positions are sinusoids, or learnt where ``longest`` says up to which.
+    """
+
+    def __init__(
+        self,
+        layers: int,
+        width: int,
+        heads: int,
+        feedforward: int,
+        rate: float,
+        cross: bool = False,
+        longest: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.rate = rate
+        self.positions = None if longest is None else nn.Parameter(torch.randn(longest, width) / width**0.5)
+        self.blocks = nn.ModuleList(
+            MutualBlock(width, heads, feedforward, rate, cross) for _ in range(layers)
+        )
+        self.norm = nn.LayerNorm(width)
+
+    def forward(
+        self,
+        x: Tensor,
+        there: Tensor | None,
+        memories: tuple[Cache, ...] | None = None,
+        memory_mask: Tensor | None = None,
+    ) -> Tensor:
+        """[R,T,width] -> [R,T,width]; ``there`` [R,T] says which positions are seen, None that all are."""
+        x = dropout(x + self._places(x), self.rate, self.training)
+        mask = None if there is None or bool(there.all()) else there[:, None, None]  # [R,1,1,T]
+        for number, block in enumerate(self.blocks):
+            x = block(x, mask, None if memories is None else memories[number], memory_mask)
+        return self.norm(x)
+
+    def _places(self, x: Tensor) -> Tensor:
+        if self.positions is None:
+            return sinusoids(0, x.shape[1], x)
+        if x.shape[1] > len(self.positions):
+            raise InputError(
+                f"positions are learnt up to {len(self.positions)}, but a sequence has {x.shape[1]}: raise longest"
+            )
+        return self.positions[: x.shape[1]]
+
+
+def check_nothing_to_read(model: str, sizes: Sizes) -> None:
+    """Raise ``InputError`` for data with sources."""
+    if sizes.source is not None or sizes.image is not None or sizes.classes is not None:
+        hint = ": use conditional_masked" if sizes.source is not None else ""
+        raise InputError(f"the {model} model reads no source, but this data has some{hint}")

@@ -1,0 +1,56 @@
+"""Chains over their sweeps: the energy of each, and how many proposals were taken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import Tensor
+
+from unforced.energy.chains import ChainFolder, Traces
+from unforced.errors import InputError
+from unforced.plots.figure import Line, Panel, check, draw
+
+MOST = 20  # lines of chains on a panel; with more chains, the first of them
+
+
+def plot_folder(folder: Path, path: Path) -> Path:
+    """Draw the chains that a folder holds, as far as they have come."""
+    check(path)
+    chains = ChainFolder(folder)
+    return plot_traces(chains.traces(), int(chains.info()["chains"]), path)
+
+
+def plot_traces(traces: Traces, chains: int, path: Path, *, burn_in: int = 0) -> Path:
+    """Draw energies and rates over sweeps.
+
+    There is a line for chain 1, 2, … of the examples, the mean over examples where there are several. Acceptance is the share
+    of proposals that were accepted, the novel-transition rate the share that changed the sequence as well.
+    """
+    check(path)
+    if not len(traces.energy):
+        raise InputError("there is no sweep to draw yet")
+    sweeps = [float(n) for n in range(1, len(traces.energy) + 1)]
+    by_chain = traces.energy.double().unflatten(1, (-1, chains)).mean(dim=1)  # [N,M]
+    energies = [Line(f"chain {k + 1}", sweeps, by_chain[:, k].tolist()) for k in range(min(chains, MOST))]
+    rates = [
+        Line("acceptance", sweeps, share(traces.accepted, traces.proposed)),
+        Line("novel transitions", sweeps, share(traces.moved, traces.proposed)),
+    ]
+    examples = traces.energy.shape[1] // chains
+    about = [f"mean of {examples} examples"] * (examples > 1)
+    left_out = [f"the first {burn_in} sweeps are burn-in"] * (burn_in > 0)
+    panels = [
+        Panel(energies, "sweeps", "energy", ", ".join(about)),
+        Panel(rates, "sweeps", "share of proposals", ", ".join(left_out)),
+    ]
+    return draw(panels, path)
+
+
+def share(part: Tensor, whole: Tensor) -> list[float]:
+    """Σ over chains of one count by that of another, for each sweep.
+
+    >>> import torch
+    >>> share(torch.tensor([[1, 0], [2, 2]]), torch.tensor([[2, 2], [2, 2]]))
+    [0.25, 1.0]
+    """
+    return (part.sum(dim=1).double() / whole.sum(dim=1).clamp(min=1)).tolist()

@@ -1,0 +1,356 @@
+"""Score sentences by a masked model, and run chains from its energies: what the commands ``score`` and ``sample`` do."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from unforced.energy import energies
+from unforced.energy.chains import Traces, run_chains
+from unforced.energy.diagnostics import LEAST_ESS, WORST_RHAT, Diagnosis, diagnose
+from unforced.energy.energies import Kind
+from unforced.energy.gibbs import Gibbs
+from unforced.energy.kernels import MetropolisHastings, SweepInfo
+from unforced.energy.mask_predict import random_start, warm_start
+from unforced.energy.proposals import Proposals
+from unforced.energy.scoring import Masking, token_scores
+from unforced.errors import InputError, check_choice
+from unforced.plots.traces import plot_traces
+from unforced.sentences import Reader, Sentence
+from unforced.stream import text_of
+from unforced.tasks.protocol import Split
+from unforced.training.display import Display
+from unforced.training.randomness import generator
+from unforced.types import Batch
+
+Start = Literal["random", "greedy", "data"]
+KERNELS: dict[str, type[Proposals]] = {"metropolis_hastings": MetropolisHastings, "gibbs": Gibbs}
+PICTURE = "traces.svg"
+SHOWN = 8  # stuck chains that are named
+
+
+class Score(NamedTuple):
+    """What a masked model makes of a sentence."""
+
+    text: str
+    energy_raw: float
+    energy_local: float
+    pseudo_log_likelihood: float
+    tokens: list[tuple[str, float]]  # each token and its logarithmic probability
+
+    def energy(self, kind: Kind) -> float:
+        return self.energy_raw if kind == "raw" else self.energy_local
+
+
+def score_lines(
+    reader: Reader, lines: Iterable[bytes], masking: Masking = "single", size: int = 32
+) -> Iterator[Score]:
+    """The scores of UTF-8 lines of text, in their order, ``size`` lines together.
+
+    A line that can't be read ends the stream with an ``InputError`` that has its number, after the scores of those before it.
+    """
+    if size < 1:
+        raise InputError(f"batch must be at least 1, not {size}")
+    waiting: list[Sentence] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            waiting.append(reader.read(text_of(line, number)))
+        except InputError as error:
+            yield from score_sentences(reader, waiting, masking)
+            raise InputError(f"standard input:{number}: {error}") from None
+        if len(waiting) == size:
+            yield from score_sentences(reader, waiting, masking)
+            waiting = []
+    yield from score_sentences(reader, waiting, masking)
+
+
+def score_sentences(
+    reader: Reader, sentences: Sequence[Sentence], masking: Masking = "single"
+) -> list[Score]:
+    """The scores of sentences."""
+    if not sentences:
+        return []
+    batch = reader.collate(sentences)
+    words = None if masking == "single" else reader.word_numbers(sentences, batch)
+    found = token_scores(reader.model, batch, words, masking, reader.over)
+    raw, local = (found.energy(kind).tolist() for kind in get_args(Kind))
+    total, free = found.pseudo_log_likelihood.tolist(), energies.variables(batch)
+    scores = []
+    for row, sentence in enumerate(sentences):
+        here = free[row]
+        names = reader.token_names(batch.gold[row][here].tolist())
+        tokens = list(zip(names, found.log_probs[row][here].tolist()))
+        scores.append(Score(sentence.text, raw[row], local[row], total[row], tokens))
+    return scores
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chains:
+    """Which chains to run: how many, from where, and for how long."""
+
+    chains: int = 4  # of each example
+    sweeps: int = 100
+    burn_in: int | None = None  # sweeps that the report leaves out; a fifth of them unless given
+    start: Start = "greedy"
+    seed: int = 1
+    keep_every: int = 1  # sweeps from one that is kept to the next
+    save_every: int = 10  # sweeps from checkpoint to checkpoint
+    patience: int = 5  # sweeps without a change that make a chain stuck
+
+    def __post_init__(self) -> None:
+        check_choice("start", self.start, Start)
+        for name in ("chains", "sweeps", "keep_every", "save_every", "patience"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.seed < 0:
+            raise InputError(f"seed must not be negative, but is {self.seed}")
+        if self.burn_in is not None and not 0 <= self.burn_in < self.sweeps:
+            raise InputError(
+                f"burn_in must be at least 0 and below {self.sweeps}, the sweeps, not {self.burn_in}"
+            )
+
+    @property
+    def left_out(self) -> int:
+        """Sweeps that the report leaves out."""
+        return self.sweeps // 5 if self.burn_in is None else self.burn_in
+
+
+class Sampled(NamedTuple):
+    """Chains in a folder, and what is to be said of them."""
+
+    folder: Path
+    traces: Traces
+    diagnosis: Diagnosis
+    picture: Path
+
+    def report(self) -> dict[str, Any]:
+        """The diagnosis in plain words and numbers."""
+        found, rows = self.diagnosis, len(self.diagnosis.stuck)
+        chains = rows // max(1, len(found.rhat))
+        return {
+            "acceptance": found.acceptance,
+            "novel_transitions": found.novel,
+            "energy": found.energy,
+            "last_energy": found.last_energy,
+            "rhat": found.worst_rhat,
+            "ess": found.least_ess,
+            "doubtful_examples": int(found.doubtful.sum()),
+            "examples": len(found.rhat),
+            "chains": chains,
+            "stuck": [list(divmod(row, chains)) for row in found.stuck.nonzero().squeeze(1).tolist()],
+        }
+
+    def rows(self) -> list[tuple[str, str]]:
+        """The report as lines of a table."""
+        said = self.report()
+        several = f", worst of {said['examples']} examples" if said["examples"] > 1 else ""
+        return [
+            ("acceptance", f"{said['acceptance']:.3f}"),
+            ("novel transitions", f"{said['novel_transitions']:.3f}"),
+            ("energy, mean", f"{said['energy']:.3f}"),
+            ("energy, last", f"{said['last_energy']:.3f}"),
+            (f"R-hat{several}", f"{said['rhat']:.3f}"),
+            (f"effective sample size{several}", f"{said['ess']:.0f}"),
+            ("stuck chains", f"{len(said['stuck'])} of {len(self.diagnosis.stuck)}"),
+            ("chains", str(self.folder)),
+            ("picture", str(self.picture)),
+        ]
+
+    def warnings(self) -> list[str]:
+        """What speaks against using the samples, a sentence each."""
+        said, found = self.report(), []
+        if said["stuck"]:
+            named = ", ".join(f"{example + 1}.{chain + 1}" for example, chain in said["stuck"][:SHOWN])
+            more = f" and {len(said['stuck']) - SHOWN} more" if len(said["stuck"]) > SHOWN else ""
+            found.append(f"chains that stand still (example.chain): {named}{more}")
+        if said["doubtful_examples"]:
+            found.append(
+                f"{said['doubtful_examples']} of {said['examples']} examples have R-hat over {WORST_RHAT} or fewer than "
+                f"{LEAST_ESS:.0f} effective draws: more sweeps are needed before means over them are trusted"
+            )
+        return found
+
+
+def kernel_of(name: str, **options: Any) -> Proposals:
+    """A sampler by its name, with those of the options that aren't None.
+
+    >>> kernel_of("gibbs", block=2, target=None)
+    Gibbs(block=2, ...)
+    """
+    if name not in KERNELS:
+        raise InputError(f"kernel is {' or '.join(KERNELS)}, not {name!r}")
+    known = {field.name for field in fields(KERNELS[name])}
+    given = {key: value for key, value in options.items() if value is not None}
+    foreign = [key for key in given if key not in known]
+    if foreign:
+        raise InputError(f"{name} has no {foreign[0]}: it accepts every proposal")
+    return KERNELS[name](**given)
+
+
+def sample(
+    reader: Reader,
+    kernel: Any,
+    output: str | Path,
+    plan: Chains,
+    *,
+    lines: Iterable[bytes] | None = None,
+    split: Split = "test",
+    examples: int | None = None,
+    length: int | None = None,
+    resume: bool = False,
+    quiet: bool = False,
+) -> Sampled:
+    """Run chains and keep them in the folder ``output``; see ``unforced.energy.chains`` for its files.
+
+    Outputs have the lengths of the sentences in ``lines`` (or else of the first ``examples`` of a split), or ``length`` tokens. A
+    model that reads sources takes them from there too; its outputs then have ``length`` tokens or as many as it guesses, or
+    with ``start`` "data" those of the targets behind the sources.
+    """
+    batch = starting_batch(reader, plan.start, lines, split, examples, length)
+    tokens = starting_tokens(reader, batch, plan)
+    free = energies.variables(batch).repeat_interleave(plan.chains, dim=0).cpu()
+
+    def show(tokens: Tensor) -> list[str]:
+        return [reader.show(row[here].tolist()) for row, here in zip(tokens.cpu(), free)]
+
+    with Display(quiet) as display:
+        bar = display.bar("sampling", total=plan.sweeps)
+
+        def watch(number: int, info: SweepInfo) -> None:
+            tries = max(1, int(info.proposed.sum()))
+            energy, accepted = float(info.energy.mean()), int(info.accepted.sum()) / tries
+            note = f"energy {energy:.2f} · accepted {accepted:.2f}"
+            bar.move(number, note)
+            if number % plan.save_every == 0 or number == plan.sweeps:
+                display.log(f"sweep {number} of {plan.sweeps}: {note}")
+
+        facts = {
+            "kernel": repr(kernel),
+            "weights": weights_digest(reader.model),
+            "batch": tensor_digest(
+                [leaf for leaf in (batch.gold, batch.mask, batch.source) if leaf is not None]
+            ),
+            "start": plan.start,
+            "starting tokens": tensor_digest([tokens]),
+        }
+        try:
+            traces = run_chains(
+                kernel.kernel(reader.model, batch),
+                tokens,
+                output,
+                chains=plan.chains,
+                sweeps=plan.sweeps,
+                seed=plan.seed,
+                facts=facts,
+                show=show,
+                keep_every=plan.keep_every,
+                save_every=plan.save_every,
+                resume=resume,
+                watch=watch,
+            )
+        except SystemExit:
+            display.say("interrupted between two sweeps, and saved")
+            raise
+    return judged(Path(output), traces, plan)
+
+
+def judged(folder: Path, traces: Traces, plan: Chains) -> Sampled:
+    """Diagnose chains and draw them."""
+    found = diagnose(*traces, chains=plan.chains, burn_in=plan.left_out, patience=plan.patience)
+    picture = plot_traces(traces, plan.chains, folder / PICTURE, burn_in=plan.left_out)
+    return Sampled(folder, traces, found, picture)
+
+
+@contextmanager
+def lines_of(source: str | Path | Iterable[str] | None) -> Iterator[Iterable[bytes] | None]:
+    """Lines as bytes: of a file, of standard input if that is ``-``, or of given texts."""
+    if source is None:
+        yield None
+    elif str(source) == "-":
+        yield sys.stdin.buffer
+    elif isinstance(source, str | Path):
+        try:
+            file = open(source, "rb")  # noqa: SIM115 (closed below)
+        except OSError as error:
+            raise InputError(f"{source}: can't be read: {error.strerror or error}") from None
+        with file:
+            yield file
+    else:
+        yield (text.encode() for text in source)
+
+
+def starting_batch(
+    reader: Reader,
+    start: Start,
+    lines: Iterable[bytes] | None,
+    split: Split,
+    examples: int | None,
+    length: int | None,
+) -> Batch:
+    """The examples whose outputs are sampled, with room for these."""
+    if length is not None and length < 1:
+        raise InputError(f"length must be at least 1, not {length}")
+    if examples is not None and examples < 1:
+        raise InputError(f"examples must be at least 1, not {examples}")
+    if length is not None and start == "data":
+        raise InputError("start data takes the lengths of the data: leave length out, or start elsewhere")
+    if lines is None and not reader.takes_source and length is not None:
+        if examples is not None:
+            raise InputError(
+                "outputs of one length without sources have nothing that tells examples apart: give chains"
+            )
+        return reader.blank(length)
+    if not reader.takes_source and length is not None:
+        raise InputError("lengths are those of the sentences: leave length out")
+    if lines is None:
+        batch = reader.collate(reader.examples(split, examples or 1))
+        return batch if start == "data" or not reader.takes_source else reader.fit_lengths(batch, length)
+    if reader.takes_source and start != "data":
+        return reader.fit_lengths(_read(lines, examples, lambda text: text, reader.sources), length)
+    return _read(lines, examples, reader.read, reader.collate)
+
+
+def _read(lines: Iterable[bytes], most: int | None, read: Any, make: Any) -> Batch:
+    found = []
+    for number, line in enumerate(lines, start=1):
+        if most is not None and number > most:
+            break
+        try:
+            found.append(read(text_of(line, number)))
+        except InputError as error:
+            raise InputError(f"line {number}: {error}") from None
+    if not found:
+        raise InputError("there is no line to read")
+    batch: Batch = make(found)
+    return batch
+
+
+def starting_tokens(reader: Reader, batch: Batch, plan: Chains) -> Tensor:
+    """The tokens that chains start from: [B·chains,T]."""
+    if plan.start == "data":
+        return batch.gold.repeat_interleave(plan.chains, dim=0)
+    if plan.start == "greedy":
+        return warm_start(reader.model, batch, plan.chains)
+    return random_start(batch, reader.size, generator(batch.gold.device, plan.seed, 0), plan.chains)
+
+
+def weights_digest(model: Any) -> str:
+    """A short hash of a model's weights."""
+    return tensor_digest([tensor for _, tensor in sorted(model.state_dict().items())])
+
+
+def tensor_digest(tensors: Sequence[Tensor]) -> str:
+    """A short hash of tensors, of their shapes and kinds too."""
+    total = hashlib.blake2b(digest_size=8)
+    for tensor in tensors:
+        total.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+        total.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return total.hexdigest()

@@ -1,0 +1,120 @@
+"""Folders with masked models in them, made without training: runs of this library, and what ``transformers`` saves."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from unforced.loading import build_network
+from unforced.recipe import resolve
+from unforced.training import checkpoints
+from unforced.training.checkpoints import Checkpoint, step_name
+from unforced.training.records import RunFolder
+from unforced.training.weights import model_tensors
+
+SENTENCES = ["a cat sleeps", "the dog sleeps", "the cat sees a dog", "a dog", "the old cat sees the old dog"]
+PAIRS = [("ab", "c d"), ("ba", "d c"), ("aab", "c c d"), ("b", "d"), ("abab", "c d c d"), ("bb", "d d")]
+SMALL = {"width": 8, "heads": 2, "feedforward": 12, "dropout": 0.0}
+
+
+def restless(model: nn.Module, scale: float = 0.4) -> nn.Module:
+    """Random weights that make scores differ, but let chains move."""
+    rng = torch.Generator().manual_seed(11)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(scale * torch.randn(parameter.shape, generator=rng))
+    return model
+
+
+def write_run(folder: Path, task: dict[str, Any], model: dict[str, Any], scale: float = 0.4) -> Path:
+    """A run folder whose only checkpoint has random weights."""
+    recipe = resolve(
+        {
+            "name": "random",
+            "task": task,
+            "model": model,
+            "objective": {"name": "cross_entropy"},
+            "training": {"epochs": 1},
+            "decoding": {"greedy": {"method": "greedy"}},
+        }
+    ).single()
+    codec = recipe.task.fit(recipe.task.read("train"))
+    network = restless(build_network(recipe.model, codec), scale)
+    RunFolder(folder).create(recipe=recipe.to_toml(), info={"seed": 1}, codec=codec.to_json())
+    checkpoint = Checkpoint(model_tensors(network), {}, {}, {"step": 1})
+    checkpoints.publish(folder / "checkpoints", step_name(1), checkpoint)
+    return folder
+
+
+def language_run(root: Path, tokens: str = "words", name: str = "masked") -> Path:
+    text = root / "text.txt"
+    text.write_text("\n".join(SENTENCES * 3) + "\n")
+    task = {"name": "language", "train": str(text), "tokens": tokens}
+    if tokens == "bpe":
+        task["size"] = 262
+    model = {"name": "masked", "layers": 1, **SMALL} if name == "masked" else {"name": name, "hidden": 5}
+    return write_run(root / f"{name}-{tokens}", task, model)
+
+
+def palindrome_run(root: Path, scale: float = 0.4) -> Path:
+    task = {"name": "palindromes", "alphabet": 3, "length": 4, "size": 20, "held_out": 5}
+    return write_run(
+        root / f"field-{scale}", task, {"name": "field", "hidden": 5, "embedding": 4}, scale=scale
+    )
+
+
+def conditional_run(root: Path) -> Path:
+    pairs = root / "pairs.tsv"
+    pairs.write_text("".join(f"{source}\t{target}\n" for source, target in PAIRS * 2))
+    task = {"name": "pairs", "train": str(pairs), "source_tokens": "characters"}
+    model = {"name": "conditional_masked", "encoder_layers": 1, "decoder_layers": 1, "longest": 6, **SMALL}
+    return write_run(root / "conditional", task, model)
+
+
+VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "dog", "sleep", "##s", "##ing", "un", "##force", "##d", "."]  # fmt: skip
+
+
+def huggingface_folder(folder: Path, *, positions: int = 32, **save: Any) -> Path:
+    """A small BERT with random weights and a WordPiece tokenizer."""
+    tf = pytest.importorskip("transformers")
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    words = Tokenizer(models.WordPiece({w: i for i, w in enumerate(VOCABULARY)}, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    words.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    names = {name: f"[{name[:-6].upper()}]" for name in ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")}  # fmt: skip
+    tokenizer = tf.PreTrainedTokenizerFast(tokenizer_object=words, model_max_length=positions, **names)
+    config = tf.BertConfig(
+        vocab_size=len(VOCABULARY),
+        hidden_size=12,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=positions,
+        pad_token_id=0,
+    )
+    torch.manual_seed(3)
+    network = restless(tf.BertForMaskedLM(config))
+    network.save_pretrained(folder, **save)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def feed(monkeypatch: pytest.MonkeyPatch, text: str | bytes) -> None:
+    """Let standard input have this text."""
+    data = text if isinstance(text, bytes) else text.encode()
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(data)))
+
+
+def json_lines(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]

@@ -1,0 +1,269 @@
+"""Chains in a folder: what is written, and that an interrupted run ends with the same bits as an uninterrupted one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from energy_cases import TableModel, letters
+from safetensors.torch import load_file
+from torch import Tensor
+
+from unforced.energy import chains
+from unforced.energy.chains import ChainFolder, run_chains, simulate
+from unforced.energy.gibbs import Gibbs
+from unforced.energy.kernels import Kernel, MetropolisHastings
+from unforced.energy.mask_predict import random_start
+from unforced.errors import InputError
+from unforced.training import checkpoints
+
+SWEEPS = 9
+SAMPLERS = {
+    "mh": MetropolisHastings(energy="raw"),
+    "mh-local-annealed": MetropolisHastings(energy="local", anneal=0.05, forced=2, temperature=1.3),
+    "mh-blocks": MetropolisHastings(energy="local", block=3, shrink=4, order="left_to_right", nucleus=0.9),
+    "gibbs": Gibbs(block=2),
+}
+
+
+def made(sampler: Any) -> tuple[Kernel, Tensor]:
+    """Three chains each of strings of two and four letters."""
+    batch = letters(3, [2, 4])
+    start = random_start(batch, 3, torch.Generator().manual_seed(4), 3)
+    return sampler.kernel(TableModel(5), batch), start
+
+
+def run(sampler: Any, folder: Path, kernel: Kernel | None = None, **more: Any) -> chains.Traces:
+    usual, tokens = made(sampler)
+    options: dict[str, Any] = {
+        "chains": 3,
+        "sweeps": SWEEPS,
+        "seed": 7,
+        "facts": {"kernel": repr(sampler)},
+        "show": lambda tokens: [" ".join(map(str, row)) for row in tokens.tolist()],
+        "keep_every": 2,
+        "save_every": 2,
+    }
+    return run_chains(kernel or usual, tokens, folder, **{**options, **more})
+
+
+def content(folder: Path) -> dict[str, Any]:
+    """Everything that chains leave, but for when they were made."""
+    (last,) = [path for path in (folder / "checkpoints").iterdir() if path.name.endswith(f"{SWEEPS:08d}")]
+    state = {name: tensor.tolist() for name, tensor in load_file(last / "model.safetensors").items()}
+    return {
+        "traces": (folder / "traces.jsonl").read_bytes(),
+        "samples": (folder / "samples.jsonl").read_bytes(),
+        "state": state,
+        "finished": (folder / "finished.json").read_text(),
+        "names": sorted(str(path.relative_to(folder)) for path in folder.rglob("*")),
+    }
+
+
+class Killed(BaseException):
+    """Ends a run as abruptly as Python can."""
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_killed_in_the_middle_and_resumed_is_uninterrupted(name: str, tmp_path: Path) -> None:
+    sampler = SAMPLERS[name]
+    expected = run(sampler, tmp_path / "whole")
+    kernel, _ = made(sampler)
+    steps = 0
+
+    def step(rng: torch.Generator, state: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        if steps in (3, 11, 14):
+            raise Killed
+        return kernel.step(rng, state)
+
+    kills = 0
+    while True:
+        try:
+            found = run(sampler, tmp_path / "broken", Kernel(kernel.init, step), resume=kills > 0)
+            break
+        except Killed:
+            kills += 1
+    assert kills == 3
+    for a, b in zip(found, expected):
+        assert torch.equal(a, b)
+    assert content(tmp_path / "broken") == content(tmp_path / "whole")
+
+
+def test_killed_while_saving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler = SAMPLERS["mh"]
+    run(sampler, tmp_path / "whole")
+    publish, calls = checkpoints.publish, 0
+
+    def fail(folder: Path, name: str, checkpoint: checkpoints.Checkpoint) -> Path:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            (folder / f".part-{name}").mkdir()  # what a kill leaves behind
+            (folder / f".part-{name}" / "model.safetensors").write_bytes(b"half")
+            raise Killed
+        return publish(folder, name, checkpoint)
+
+    monkeypatch.setattr(checkpoints, "publish", fail)
+    with pytest.raises(Killed):
+        run(sampler, tmp_path / "broken")
+    assert len(ChainFolder(tmp_path / "broken").traces().energy) == 6  # more than the checkpoint has seen
+    run(sampler, tmp_path / "broken", resume=True)
+    assert content(tmp_path / "broken") == content(tmp_path / "whole")
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_used(tmp_path: Path) -> None:
+    sampler = SAMPLERS["mh-blocks"]
+    run(sampler, tmp_path / "whole")
+    run(sampler, tmp_path / "broken", sweeps=6)
+    newest = tmp_path / "broken" / "checkpoints" / "step-00000006" / "model.safetensors"
+    data = bytearray(newest.read_bytes())
+    data[-3] ^= 1
+    newest.write_bytes(data)
+    with pytest.warns(UserWarning, match="step-00000006.*is damaged.*older checkpoint is used"):
+        run(sampler, tmp_path / "broken", resume=True)
+    for name in ("traces.jsonl", "samples.jsonl"):
+        assert (tmp_path / "broken" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_more_sweeps_later_are_the_same_as_at_once(tmp_path: Path) -> None:
+    sampler = SAMPLERS["mh-local-annealed"]
+    run(sampler, tmp_path / "whole", save_every=3)
+    run(sampler, tmp_path / "longer", sweeps=6, save_every=3)
+    run(sampler, tmp_path / "longer", resume=True, save_every=3)
+    assert content(tmp_path / "longer") == content(tmp_path / "whole")
+
+
+def test_a_finished_run_is_only_read(tmp_path: Path) -> None:
+    first = run(SAMPLERS["mh"], tmp_path / "run")
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    again = run(SAMPLERS["mh"], tmp_path / "run", resume=True)
+    assert all(torch.equal(a, b) for a, b in zip(first, again))
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_what_is_refused_changes_nothing(tmp_path: Path) -> None:
+    run(SAMPLERS["mh"], tmp_path / "run")
+    before = content(tmp_path / "run")
+    refusals: list[tuple[dict[str, Any], str]] = [
+        ({}, "is not empty; resume"),
+        ({"resume": True, "seed": 8}, "can't be resumed with other settings: seed is 7 in the run and 8 now"),
+        ({"resume": True, "keep_every": 3}, "keep_every is 2 in the run and 3 now"),
+        ({"resume": True, "facts": {"kernel": "another"}}, "kernel is MetropolisHastings.* and another now"),
+        ({"resume": True, "sweeps": 4}, "has 9 sweeps already, more than the 4 wanted"),
+        ({"sweeps": 0}, "sweeps must be at least 1"),
+        ({"save_every": 0}, "save_every must be at least 1"),
+    ]
+    for options, message in refusals:
+        with pytest.raises(InputError, match=message):
+            run(SAMPLERS["mh"], tmp_path / "run", **options)
+        assert content(tmp_path / "run") == before
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.tex").write_text("years of work")
+    with pytest.raises(InputError, match="holds other files and no run"):
+        run(SAMPLERS["mh"], tmp_path / "other", resume=True)
+    assert sorted(os.listdir(tmp_path / "other")) == ["thesis.tex"]
+    with pytest.raises(InputError, match="holds no chains"):
+        ChainFolder(tmp_path / "other").traces()
+
+
+def test_two_writers(tmp_path: Path) -> None:
+    """The second one is refused while the first is at work."""
+
+    def watch(number: int, info: Any) -> None:
+        with pytest.raises(InputError, match="another process is writing"):
+            run(SAMPLERS["mh"], tmp_path / "run", resume=True)
+
+    run(SAMPLERS["mh"], tmp_path / "run", sweeps=2, watch=watch)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_signals_end_in_a_checkpoint(number: int, code: int, tmp_path: Path) -> None:
+    sampler = SAMPLERS["gibbs"]
+    run(sampler, tmp_path / "whole")
+
+    def watch(sweep: int, info: Any) -> None:
+        if sweep == 4:
+            signal.raise_signal(number)
+
+    with pytest.raises(SystemExit) as raised:
+        run(sampler, tmp_path / "broken", watch=watch, save_every=100)
+    assert raised.value.code == code
+    assert [path.name for path in (tmp_path / "broken" / "checkpoints").iterdir()] == ["step-00000004"]
+    run(sampler, tmp_path / "broken", resume=True, save_every=100)
+    for name in ("traces.jsonl", "samples.jsonl"):
+        assert (tmp_path / "broken" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_traces_and_samples_say_what_happened(tmp_path: Path) -> None:
+    sampler = SAMPLERS["mh"]
+    traces = run(sampler, tmp_path / "run")
+    kernel, tokens = made(sampler)
+    state, simulated = simulate(kernel, tokens, SWEEPS, 7)
+    for a, b in zip(traces, simulated):
+        assert torch.equal(a, b)
+    assert traces.proposed.tolist() == [[2, 2, 2, 4, 4, 4]] * SWEEPS
+    assert bool((traces.moved <= traces.accepted).all())
+    assert bool((traces.accepted <= traces.proposed).all())
+    assert bool(traces.moved.any())
+    rows = [json.loads(line) for line in (tmp_path / "run" / "samples.jsonl").read_text().splitlines()]
+    assert [(row["sweep"], row["example"], row["chain"]) for row in rows] == [
+        (sweep, example, chain) for sweep in (2, 4, 6, 8) for example in (0, 1) for chain in range(3)
+    ]
+    assert [row["energy"] for row in rows if row["sweep"] == 8] == traces.energy[7].tolist()
+    assert torch.equal(state.energy, traces.energy[-1])
+    assert ChainFolder(tmp_path / "run").samples() == rows
+    assert ChainFolder(tmp_path / "run").info()["chains"] == 3
+    moved = [row["output"] for row in rows if row["sweep"] == 8]
+    assert all(set(output.split()[: (2, 4)[i // 3]]) <= {"0", "1", "2"} for i, output in enumerate(moved))
+
+
+def test_no_pickle(tmp_path: Path) -> None:
+    run(SAMPLERS["mh"], tmp_path / "run")
+    files = [path for path in (tmp_path / "run").rglob("*") if path.is_file() and path.name != "lock"]
+    assert {path.suffix for path in files} == {".json", ".jsonl", ".safetensors"}
+
+
+KILLED = """
+import sys, time
+sys.path.insert(0, {tests!r})
+import test_chains
+from pathlib import Path
+def slowly(number, info):
+    time.sleep(0.05)
+test_chains.run(test_chains.SAMPLERS["mh-blocks"], Path({folder!r}), watch=slowly, sweeps=400, keep_every=1, save_every=1)
+"""
+
+
+def test_kill_9(tmp_path: Path) -> None:
+    """A process that is really killed, somewhere."""
+    sampler, folder = SAMPLERS["mh-blocks"], tmp_path / "broken"
+    code = KILLED.format(tests=str(Path(__file__).parent), folder=str(folder))
+    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+    try:
+        deadline = time.monotonic() + 120
+        while not list(folder.glob("checkpoints/step-*")):
+            assert process.poll() is None, process.stderr and process.stderr.read()
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    finally:
+        process.kill()
+        process.wait()
+        if process.stderr:
+            process.stderr.close()
+    assert not (folder / "finished.json").exists()
+    done = int(ChainFolder(folder).traces().energy.shape[0])
+    options = {"sweeps": max(SWEEPS, done + 2), "keep_every": 1, "save_every": 1}
+    run(sampler, folder, resume=True, **options)
+    run(sampler, tmp_path / "whole", **options)
+    for name in ("traces.jsonl", "samples.jsonl"):
+        assert (folder / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()

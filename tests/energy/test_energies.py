@@ -1,0 +1,314 @@
+"""Energies in micro-batches against one forward pass for each masked position."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from energy_cases import TableModel, alone, ended, free_of, letters, plain_energy, plain_scores, plain_terms
+from torch import Tensor, nn
+
+from unforced.energy import energies
+from unforced.errors import InputError
+from unforced.models.conditional import ConditionalMasked
+from unforced.models.field import Field
+from unforced.models.masked import Masked
+from unforced.tasks.hmm import HMM
+from unforced.tasks.palindromes import Palindromes
+from unforced.types import Batch, Example, Sizes, Symbols
+
+KINDS = pytest.mark.parametrize("kind", ["raw", "local"])
+ROWS = [[4, 3, 5], [5], [3, 4, 4, 5], [4, 4]]
+SOURCES = [[1, 2], [3], [2, 2, 1], [4, 1]]
+
+
+def rows_of(batch: Batch, k: int, size: int, seed: int = 3) -> Tensor:
+    """K random sequences of each example."""
+    kept = energies.allowed(batch.symbols, size).nonzero().squeeze(1)
+    rng = torch.Generator().manual_seed(seed)
+    drawn = kept[torch.randint(len(kept), (len(batch) * k, batch.gold.shape[1]), generator=rng)]
+    free, gold = (leaf.repeat_interleave(k, dim=0) for leaf in (energies.variables(batch), batch.gold))
+    return torch.where(free, drawn, gold)
+
+
+def random(model: nn.Module) -> nn.Module:
+    """In double precision, with weights that make scores differ."""
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape) * 0.5)
+    return model.double().eval()
+
+
+def models() -> dict[str, tuple[Any, Batch]]:
+    plain, conditional = ended(ROWS), ended(ROWS, SOURCES)
+    small = {"width": 8, "heads": 2, "feedforward": 12}
+    return {
+        "table": (TableModel(6), conditional),
+        "field": (random(Field(hidden=5, embedding=4).build(Sizes(target=6))), plain),
+        "masked": (random(Masked(**small, layers=2).build(Sizes(target=6))), plain),
+        "conditional": (
+            random(
+                ConditionalMasked(**small, encoder_layers=1, decoder_layers=1).build(
+                    Sizes(target=6, source=6)
+                )
+            ),
+            conditional,
+        ),
+    }
+
+
+MODELS = pytest.mark.parametrize("name", ["table", "field", "masked", "conditional"])
+
+
+def test_variables_are_what_counts_but_for_the_end() -> None:
+    batch = ended([[4, 3, 5], []])
+    assert energies.variables(batch).tolist() == [[True, True, True, False], [False] * 4]
+    assert energies.variables(letters(3, [2, 3])).tolist() == [[True, True, False], [True] * 3]
+    special = replace(batch, symbols=Symbols(pad=0, bos=1, eos=2, banned=(0, 1, 3)))
+    assert energies.variables(special)[0].tolist() == [True, False, True, False]
+
+
+@pytest.mark.parametrize("task", [Palindromes(size=4), HMM(size=4)])
+def test_strings_of_the_synthetic_tasks_are_all_variables(task) -> None:
+    codec = task.fit([])
+    batch = codec.collate([codec.encode(e) for e in task.read("train")], range(4))
+    assert energies.variables(batch).all()
+    assert energies.allowed(batch.symbols, codec.sizes.target).tolist() == [True] * 5 + [False] * 2
+    empty = codec.collate([codec.encode(Example(None, None))], [0])
+    room = energies.canvas(empty, torch.tensor([5]))
+    assert energies.variables(room).tolist() == [[True] * 5]
+
+
+def test_canvas_has_room_and_an_end() -> None:
+    batch = energies.canvas(ended([[4], [4]], [[1], [2]]), torch.tensor([3, 0]))
+    assert batch.gold.tolist() == [[3, 3, 3, 2], [2, 0, 0, 0]]
+    assert batch.prefix.tolist() == [[1, 3, 3, 3], [1, 2, 0, 0]]
+    assert batch.mask.tolist() == [[True] * 4, [True, False, False, False]]
+    assert batch.source is not None
+    assert batch.source.tolist() == [[1], [2]]
+
+
+@MODELS
+@KINDS
+def test_batched_energies_equal_one_by_one(name: str, kind: Any) -> None:
+    model, batch = models()[name]
+    tokens = rows_of(batch, 3, 6)
+    found = energies.terms(model, batch, tokens, kind)
+    energy = energies.energy(model, batch, tokens, kind).tolist()
+    for row, sequence in enumerate(tokens.tolist()):
+        one = alone(batch, row // 3)
+        expected = plain_terms(model, one, sequence[: one.gold.shape[1]], kind)
+        for t, value in enumerate(found[row].tolist()):
+            assert value == pytest.approx(expected.get(t, 0.0), abs=1e-10)
+        assert energy[row] == pytest.approx(
+            plain_energy(model, one, sequence[: one.gold.shape[1]], kind), abs=1e-10
+        )
+
+
+@MODELS
+@KINDS
+@pytest.mark.parametrize("rows", [1, 2, 5, 7])
+def test_micro_batches_change_nothing(name: str, kind: Any, rows: int) -> None:
+    model, batch = models()[name]
+    tokens = rows_of(batch, 3, 6)
+    whole = energies.terms(model, batch, tokens, kind)
+    torch.testing.assert_close(energies.terms(model, batch, tokens, kind, rows), whole, rtol=0, atol=1e-10)
+
+
+def test_micro_batches_are_bounded_and_hold_little_padding() -> None:
+    batch = ended([[4] * n for n in (9, 2, 9, 2, 2)])
+    model = TableModel(6)
+    energies.terms(model, batch, rows_of(batch, 2, 6), "local", rows=8)
+    assert all(rows <= 8 for rows, _ in model.seen)
+    assert sum(rows for rows, _ in model.seen) == 2 * (9 + 2 + 9 + 2 + 2)
+    assert {width for _, width in model.seen[-1:]} == {3}  # two tokens and the end, without padding
+    assert max(width for _, width in model.seen) == 10
+
+
+def test_scores_at_positions() -> None:
+    model, batch = models()["table"]
+    tokens = rows_of(batch, 2, 6)
+    row, position = torch.tensor([7, 0, 5, 0, 2]), torch.tensor([1, 2, 3, 0, 0])
+    found = energies.at(model, batch, tokens, row, position, rows=2)
+    for n, (r, t) in enumerate(zip(row.tolist(), position.tolist())):
+        one = alone(batch, r // 2)
+        torch.testing.assert_close(
+            found[n], plain_scores(model, one, tokens[r, : one.gold.shape[1]].tolist(), [t])[t]
+        )
+
+
+def test_scores_at_blocks_that_are_masked_together() -> None:
+    model, batch = models()["table"]
+    tokens = rows_of(batch, 1, 6)
+    positions = torch.tensor([[2, 0], [0, 3], [1, 3]])
+    valid = torch.tensor([[True, True], [True, False], [True, True]])
+    found = energies.at_blocks(model, batch, tokens, torch.tensor([0, 1, 2]), positions, valid)
+    for n, hidden in enumerate(([2, 0], [0], [1, 3])):
+        one = alone(batch, n)
+        scores = plain_scores(model, one, tokens[n, : one.gold.shape[1]].tolist(), hidden)
+        for p, t in enumerate(hidden):
+            torch.testing.assert_close(found[n, p], scores[t])
+
+
+@MODELS
+def test_some_terms_only(name: str) -> None:
+    model, batch = models()[name]
+    tokens = rows_of(batch, 2, 6)
+    where = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(1)) < 0.5
+    whole = energies.terms(model, batch, tokens)
+    part = energies.terms(model, batch, tokens, where=where)
+    torch.testing.assert_close(part, torch.where(where, whole, 0.0), rtol=0, atol=1e-10)
+    assert not energies.terms(model, batch, tokens, where=torch.zeros_like(where)).any()
+
+
+class InParts(TableModel):
+    """The table behind ``features`` or ``features_at``, and ``score``; whole scores would be wrong."""
+
+    def score(self, features: Tensor) -> Tensor:
+        self.scored += features[..., 0].numel()
+        return features
+
+    def scores(self, batch: Batch, tokens: Tensor, masked: Tensor) -> Tensor:
+        raise AssertionError
+
+    scored = 0
+
+
+class WithFeatures(InParts):
+    def features(self, batch: Batch, tokens: Tensor, masked: Tensor) -> Tensor:
+        return TableModel.scores(self, batch, tokens, masked)
+
+
+class WithFeaturesAt(InParts):
+    def features_at(self, batch: Batch, tokens: Tensor, masked: Tensor, positions: Tensor) -> Tensor:
+        found = TableModel.scores(self, batch, tokens, masked)
+        return found.gather(1, positions.unsqueeze(2).expand(-1, -1, self.size))
+
+
+@pytest.mark.parametrize("model", [WithFeatures(6), WithFeaturesAt(6)])
+def test_only_what_is_asked_for_is_scored(model: InParts) -> None:
+    batch = ended(ROWS, SOURCES)
+    tokens = rows_of(batch, 2, 6)
+    expected = energies.terms(TableModel(6), batch, tokens)
+    torch.testing.assert_close(energies.terms(model, batch, tokens), expected, rtol=0, atol=1e-12)
+    assert model.scored == int((expected != 0).sum())
+
+
+class Counting(nn.Module):
+    """A conditional model that counts how many sources it encodes."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self.sources = model, 0
+
+    def encoded(self, batch: Batch) -> Batch:
+        if batch.source is not None and not batch.source.is_floating_point():
+            self.sources += len(batch)
+        return self.model.encoded(batch)
+
+    def scores(self, batch: Batch, tokens: Tensor, masked: Tensor) -> Tensor:
+        return self.model.scores(self.encoded(batch), tokens, masked)
+
+
+def test_sources_are_encoded_once() -> None:
+    model, batch = models()["conditional"]
+    counting = Counting(model)
+    tokens = rows_of(batch, 3, 6)
+    found = energies.terms(counting, batch, tokens, rows=4)
+    assert counting.sources == len(batch)
+    torch.testing.assert_close(found, energies.terms(model, batch, tokens), rtol=0, atol=1e-10)
+
+
+def test_the_source_matters() -> None:
+    model, batch = models()["conditional"]
+    other = replace(batch, source=batch.source.flip(0), source_mask=batch.source_mask.flip(0))
+    tokens = rows_of(batch, 1, 6)
+    apart = energies.energy(model, batch, tokens) - energies.energy(model, other, tokens)
+    assert bool((apart.abs() > 1e-6).all())
+
+
+@MODELS
+@KINDS
+def test_gradients(name: str, kind: Any) -> None:
+    """Of the whole in small parts, against the derivative along a direction."""
+    model, batch = models()[name]
+    tokens = rows_of(batch, 2, 6)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    energy = energies.energy(model, batch, tokens, kind, rows=5).sum()
+    gradients = torch.autograd.grad(energy, parameters, allow_unused=True)
+    rng = torch.Generator().manual_seed(2)
+    way = [torch.randn(p.shape, generator=rng, dtype=torch.float64) for p in parameters]
+    slope = sum(float((g * w).sum()) for g, w in zip(gradients, way) if g is not None)
+
+    def moved(step: float) -> float:
+        with torch.no_grad():
+            for p, w in zip(parameters, way):
+                p.add_(w, alpha=step)
+            value = float(energies.energy(model, batch, tokens, kind).sum())
+            for p, w in zip(parameters, way):
+                p.add_(w, alpha=-step)
+        return value
+
+    assert (moved(1e-5) - moved(-1e-5)) / 2e-5 == pytest.approx(slope, rel=1e-4, abs=1e-4)
+
+
+def test_what_is_not_allowed_has_no_probability() -> None:
+    model, batch = models()["table"]
+    tokens = batch.gold.clone()
+    tokens[0, 1] = 1
+    for kind in ("raw", "local"):
+        assert energies.energy(model, batch, tokens, kind)[0].item() == float("inf")
+    # and takes no part in the normalisation
+    scores = model.scores(batch, batch.gold, torch.zeros_like(batch.mask))[0, 0]
+    chosen = torch.tensor([3, 4, 5])
+    found = energies.pick(scores.expand(3, -1), chosen, "local", batch.symbols)
+    assert found.exp().sum().item() == pytest.approx(1)
+
+
+def test_sequences_without_a_variable_have_no_energy() -> None:
+    batch = ended([[], []])
+    assert energies.energy(TableModel(6), batch, batch.gold).tolist() == [0.0, 0.0]
+    mixed = ended([[3, 4], []])
+    assert energies.energy(TableModel(6), mixed, mixed.gold)[1].item() == 0.0
+    assert energies.energy(TableModel(6), mixed, mixed.gold)[0].item() > 0
+
+
+def test_bad_input_is_named() -> None:
+    batch = ended([[3, 4], [5]])
+    with pytest.raises(InputError, match="no rows of a batch"):
+        energies.terms(TableModel(6), batch, batch.gold[:, :2])
+    with pytest.raises(InputError, match="no rows of a batch"):
+        energies.terms(TableModel(6), batch, batch.gold[[0, 1, 1]])
+    with pytest.raises(InputError, match="kind is raw or local"):
+        energies.terms(TableModel(6), batch, batch.gold, "norm")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="rows must be at least 1"):
+        energies.terms(TableModel(6), batch, batch.gold, rows=0)
+
+
+def test_hugging_face_models_keep_their_special_tokens() -> None:
+    """Sentences of different length, with what stands before and behind them: the same as each by itself."""
+    transformers = pytest.importorskip("transformers")
+    from unforced.models.huggingface import batch as make_batch
+    from unforced.models.huggingface import wrap
+
+    torch.manual_seed(1)
+    config = transformers.BertConfig(
+        vocab_size=12, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=12
+    )
+    bert = transformers.BertForMaskedLM(config).double().eval()
+    model = wrap(bert, pad=0, mask=3, banned=(1, 2))
+    sentences = [[1, 5, 6, 7, 8, 2], [1, 9, 2], [1, 4, 4, 11, 2]]
+    padded = torch.tensor([[*row, *[0] * (6 - len(row))] for row in sentences])
+    batch = make_batch(model, padded, (padded != 0).long())
+    found = energies.terms(model, batch, padded, "local", rows=4)
+    for number, row in enumerate(sentences):
+        for t in range(1, len(row) - 1):
+            hidden = [*row[:t], 3, *row[t + 1 :]]
+            with torch.no_grad():
+                scores = bert(input_ids=torch.tensor([hidden])).logits[0, t]
+            expected = scores[row[t]] - scores[4:].logsumexp(0)
+            assert float(found[number, t].detach()) == pytest.approx(float(expected), abs=1e-9)
+    assert int((found != 0).sum()) == sum(len(free_of(batch, b)) for b in range(3)) == 4 + 1 + 3

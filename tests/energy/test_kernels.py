@@ -1,0 +1,546 @@
+"""Samplers: the exact chance of every move, long runs, and the plain loop with the same random numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from energy_cases import (
+    Pair,
+    TableModel,
+    all_states,
+    alone,
+    ended,
+    free_of,
+    kept_of,
+    letters,
+    plain_energy,
+    plain_scores,
+    target_of,
+)
+from exact_kernels import matrices, shares, violations
+from scipy.stats import chisquare
+from torch import Tensor
+
+from unforced import streams
+from unforced.energy import Gibbs, MetropolisHastings, energies, random_start, sweep
+from unforced.energy.gibbs import GibbsWalk
+from unforced.energy.kernels import MetropolisWalk
+from unforced.errors import InputError
+from unforced.models.conditional import ConditionalMasked
+from unforced.models.field import Field
+from unforced.types import Batch, Sizes, Symbols
+
+EXACT = 1e-12
+VARIANTS: dict[str, dict[str, Any]] = {
+    "single": {},
+    "hot": {"temperature": 2.0},
+    "cold": {"temperature": 0.6},
+    "nucleus": {"nucleus": 0.8},
+    "hot nucleus": {"temperature": 1.5, "nucleus": 0.7},
+    "block": {"block": 2},
+    "hot block": {"block": 2, "temperature": 1.7},
+    "nucleus block": {"block": 2, "nucleus": 0.9},
+    "whole": {"block": 3},
+    "target": {"target": 0.5},
+    "target block": {"target": 0.7, "block": 2, "temperature": 0.8},
+}
+
+
+def generator(seed: int = 1) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def walk(batch: Batch, model: Any = None, **fields: Any) -> MetropolisWalk:
+    return MetropolisWalk(MetropolisHastings(**fields), model or TableModel(5), batch)
+
+
+def wrong(chains: MetropolisWalk, size: int = 5, **rest: Any) -> float:
+    """How far the chains are from sampling their energy."""
+    return violations(chains, chains.batch, size, chains.moves.energy, **rest).worst
+
+
+@pytest.mark.parametrize("kind", ["raw", "local"])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_detailed_balance_and_stationarity_are_exact(name: str, kind: Any) -> None:
+    """Strings of two and of three letters in one batch: every block is reversible, every sweep leaves exp(−E/T)/Z alone."""
+    fields = VARIANTS[name]
+    assert wrong(walk(letters(3, [2, 3]), energy=kind, **fields), target=fields.get("target", 1.0)) < EXACT
+
+
+@pytest.mark.parametrize("kind", ["raw", "local"])
+def test_exact_with_an_end_symbol_and_sources(kind: Any) -> None:
+    batch = ended([[3, 4], [5], [4, 4]], sources=[[1, 2], [3], [2]])
+    assert wrong(walk(batch, TableModel(6), energy=kind), 6) < EXACT
+
+
+def test_exact_with_four_letters_and_random_blocks() -> None:
+    moves = {"energy": "raw", "block": 2, "temperature": 1.3, "nucleus": 0.95}
+    assert wrong(walk(letters(4, [3]), TableModel(6, seed=2), **moves), 6) < EXACT
+
+
+def test_the_target_is_that_of_the_sweep() -> None:
+    chains = walk(letters(3, [2]), energy="raw", target=1.0, anneal=0.2, lowest=0.3)
+    for made, target in ((0, 1.0), (2, 0.6), (9, 0.3)):
+        assert wrong(chains, target=target, sweep=made) < EXACT
+    assert wrong(chains, target=1.0, sweep=2) > 1e-3
+
+
+def test_the_block_size_is_that_of_the_sweep() -> None:
+    chains = walk(letters(3, [3]), block=3, shrink=2)
+    state = chains.init(torch.zeros(1, 3, dtype=torch.long))
+    sizes = []
+    for _ in range(3):
+        count, made = 0, int(state.sweep)
+        while int(state.sweep) == made:
+            state, _ = chains.step(generator(), state)
+            count += 1
+        sizes.append(count)
+    assert sizes == [1, 2, 3]  # blocks of 3, of 2 and 1, of 1
+
+
+def test_forced_acceptance_ends() -> None:
+    chains = walk(letters(3, [2]), energy="raw", forced=2)
+    assert wrong(chains, sweep=2) < EXACT
+    kernel = chains.kernel()
+    state = kernel.init(torch.zeros(200, 2, dtype=torch.long))
+    rng, rates = generator(), []
+    for _ in range(4):
+        state, report = sweep(kernel, rng, state)
+        rates.append(float(report.accepted.sum() / report.proposed.sum()))
+        expected = energies.energy(chains.model, chains.batch, state.tokens, "raw")
+        torch.testing.assert_close(state.energy, expected.detach(), rtol=0, atol=1e-9)
+    assert rates[:2] == [1.0, 1.0]
+    assert max(rates[2:]) < 0.95
+
+
+@pytest.mark.parametrize("name", ["single", "cold", "nucleus", "hot block"])
+def test_degenerate_gibbs_fails_the_same_check(name: str) -> None:
+    chains = GibbsWalk(Gibbs(**VARIANTS[name]), TableModel(5), letters(3, [2, 3]))
+    for kind in ("raw", "local"):
+        found = violations(chains, chains.batch, 5, kind)
+        assert found.rows < EXACT
+        assert found.balance > 1e-4
+        assert found.stationary > 1e-3
+
+
+def pair_batch() -> Batch:
+    gold = torch.zeros(1, 2, dtype=torch.long)
+    return Batch.of_gold(gold, gold == 0, Symbols(pad=2, bos=2, eos=None, banned=(2,)))
+
+
+def stationary(matrix: Tensor) -> Tensor:
+    """The distribution that a matrix leaves alone."""
+    return torch.linalg.matrix_power(matrix, 1 << 12)[0]
+
+
+def test_free_conditionals_that_belong_to_no_joint_distribution() -> None:
+    """The thesis's two variables: what Gibbs sampling gives depends on who comes first, and no distribution suits both."""
+    chains = GibbsWalk(Gibbs(), Pair(), pair_batch())
+    first_last, last_first = (matrices(chains, chains.batch, [order], 2)[0] for order in ([0, 1], [1, 0]))
+    torch.testing.assert_close(
+        stationary(first_last), torch.full((4,), 0.25, dtype=torch.float64), rtol=0, atol=1e-12
+    )
+    torch.testing.assert_close(
+        stationary(last_first),
+        torch.tensor([0.495, 0.005, 0.005, 0.495], dtype=torch.float64),
+        rtol=0,
+        atol=1e-12,
+    )
+    for kind in ("raw", "local"):
+        assert violations(chains, chains.batch, 2, kind).worst > 0.1
+        for fields in ({}, {"block": 2}, {"temperature": 3.0}):
+            assert wrong(walk(pair_batch(), Pair(), energy=kind, **fields), 2) < EXACT
+
+
+@pytest.mark.parametrize("fields", [{}, {"nucleus": 0.8}, {"temperature": 1.4}])
+def test_tokens_are_drawn_with_the_probabilities_that_count(fields: dict[str, Any]) -> None:
+    """The share of [0, 1) that leads to a token is q: the draw changes at its edges and nowhere else."""
+    chains = walk(letters(3, [2, 3]), **fields)
+    state = chains.init(random_start(chains.batch, 5, generator(), 4))
+    turn = chains.turn(state)
+    q, middle = shares(chains, state, turn)
+    assert bool((q[..., 3:] == 0).all())
+    torch.testing.assert_close(q.sum(dim=2), torch.ones(8, 1, dtype=torch.float64))
+    for token in range(3):
+        for side in (-1, 0, 1):
+            inside = middle[:, :, token] + side * q[:, :, token] * (0.5 - 1e-9)
+            drawn = chains.propose(state, turn._replace(choices=inside)).drawn
+            there = q[:, :, token] > 0
+            assert bool((drawn[there] == token).all())
+
+
+def test_an_old_token_outside_the_nucleus_rejects() -> None:
+    chains = walk(letters(3, [2, 3]), energy="raw", nucleus=0.5)
+    state = chains.init(random_start(chains.batch, 5, generator(), 16))
+    turn = chains.turn(state)._replace(chances=torch.zeros(32, dtype=torch.float64))
+    q, _ = shares(chains, state, turn)
+    outside = q[:, 0].gather(1, state.tokens.gather(1, turn.positions)).squeeze(1) == 0
+    after, info = chains.take(state, turn)
+    assert 0 < int(outside.sum()) < 32
+    assert not bool(info.accepted[outside].any())
+    assert bool((info.log_ratio[outside] == -torch.inf).all())
+    assert bool(info.accepted[~outside].all())
+    assert torch.equal(after.tokens[outside], state.tokens[outside])
+
+
+class Full(MetropolisWalk):
+    """Without the cancellation."""
+
+    def cancels(self, turn: Any, target: float) -> bool:
+        return False
+
+
+class Whole(MetropolisWalk):
+    """All terms at once: nothing is rejected early."""
+
+    def stages(self, wanted: Tensor, old: Tensor, forced: bool) -> list[Tensor]:
+        return [wanted]
+
+
+@pytest.mark.parametrize(("other", "kind"), [(Full, "local"), (Full, "raw"), (Whole, "local")])
+def test_cancellation_and_early_rejection_change_nothing(other: type[MetropolisWalk], kind: Any) -> None:
+    batch, moves = letters(3, [4, 7, 5]), MetropolisHastings(energy=kind)
+    one, two = MetropolisWalk(moves, TableModel(5), batch), other(moves, TableModel(5), batch)
+    assert one.cancels(one.turn(one.init(batch.gold)), 1.0)
+    begin = random_start(batch, 5, generator(), 20)
+    a, b = one.init(begin), two.init(begin)
+    rng_a, rng_b = generator(2), generator(2)
+    early = 0
+    for _ in range(40):
+        a, info = one.step(rng_a, a)
+        b, whole = two.step(rng_b, b)
+        assert torch.equal(a.tokens, b.tokens)
+        assert torch.equal(info.accepted, whole.accepted)
+        kept = info.accepted
+        torch.testing.assert_close(info.log_ratio[kept], whole.log_ratio[kept], rtol=0, atol=1e-9)
+        assert bool((info.log_ratio >= whole.log_ratio - 1e-9).all())
+        early += int((info.log_ratio > whole.log_ratio + 1e-9).sum())
+        torch.testing.assert_close(a.energy, b.energy, rtol=0, atol=1e-9)
+    if other is Whole:
+        assert early > 20  # else this shows nothing
+
+
+def test_exact_without_the_cancellation() -> None:
+    for kind in ("raw", "local"):
+        assert wrong(Full(MetropolisHastings(energy=kind), TableModel(5), letters(3, [2, 3]))) < EXACT
+
+
+def test_fewer_copies_than_the_plain_loop() -> None:
+    """A proposal that changes nothing needs no energy, and a masked position's own term comes with the proposal."""
+    batch, model = letters(3, [6, 6]), TableModel(5)
+    kernel = MetropolisHastings(energy="raw").kernel(model, batch)
+    state = kernel.init(batch.gold.repeat_interleave(50, dim=0))
+    for _ in range(6):
+        model.seen.clear()
+        before = state.tokens
+        rng = generator(int(state.place[0]))
+        state, _ = kernel.step(rng, state)
+        copies = sum(rows for rows, _ in model.seen)
+        assert copies <= 100 + 5 * 100
+        assert (copies - 100) % 5 == 0
+        assert (copies - 100) // 5 >= int((before != state.tokens).any(dim=1).sum())
+    assert copies < 600  # some proposals were what stood there
+
+
+# ---- the plain loop, sentence by sentence, one forward pass for each masked position ----
+
+
+def plain_log_q(
+    scores: Tensor, symbols: Symbols, temperature: float, nucleus: float | None
+) -> dict[int, float]:
+    kept = kept_of(symbols, len(scores))
+    values = (scores[kept] / temperature).softmax(0)
+    if nucleus is not None:
+        ordered, order = values.sort(descending=True)
+        enough = int((ordered.cumsum(0) < nucleus).sum()) + 1
+        inside = torch.zeros_like(values).index_fill(0, order[:enough], 1.0)
+        values = values * inside / (values * inside).sum()
+    return {token: float(value.log()) for token, value in zip(kept, values)}
+
+
+def plain_draw(log_q: dict[int, float], u: float) -> int:
+    total = 0.0
+    for token in sorted(log_q):
+        total += float(torch.tensor(log_q[token], dtype=torch.float64).exp())
+        if u < total:
+            return token
+    raise AssertionError
+
+
+def plain_chain(
+    moves: MetropolisHastings | Gibbs, model: Any, batch: Batch, b: int, chain: int, begin: list[int], sweeps: int, seed: int
+) -> list[int]:  # fmt: skip
+    one = alone(batch, b)
+    free, tokens, rng = free_of(batch, b), list(begin[: one.gold.shape[1]]), generator(seed)
+    for made in range(sweeps):
+        key = streams.branch(streams.keys(one, rng), chain)
+        order = free
+        if moves.order == "random":
+            ranks = streams.uniform(streams.branch(key, 0), torch.arange(len(tokens)))
+            order = sorted(free, key=lambda t, ranks=ranks: float(ranks[t]))
+        size, place = moves.block_size(made), 0
+        while place < len(order):
+            block = order[place : place + size]
+            scores = plain_scores(model, one, tokens, block)
+            new, ratio = list(tokens), 0.0
+            for t in block:
+                log_q = plain_log_q(scores[t], batch.symbols, moves.temperature, moves.nucleus)
+                new[t] = plain_draw(log_q, float(streams.uniform(streams.branch(key, 1), t)))
+                ratio += log_q[tokens[t]] - log_q[new[t]]
+            if isinstance(moves, MetropolisHastings):
+                gain = plain_energy(model, one, tokens, moves.energy) - plain_energy(
+                    model, one, new, moves.energy
+                )
+                ratio += gain / moves.target_at(made)
+                u = streams.uniform(streams.branch(key, 2), place)
+                accept = float(u.log()) < ratio or made < moves.forced
+            else:
+                accept = True
+            tokens = new if accept else tokens
+            place += size
+    return tokens
+
+
+CHAINS: dict[str, MetropolisHastings | Gibbs] = {
+    "local": MetropolisHastings(),
+    "raw": MetropolisHastings(energy="raw", order="left_to_right"),
+    "nucleus": MetropolisHastings(nucleus=0.8, temperature=1.2, forced=1),
+    "block": MetropolisHastings(block=4, shrink=2, energy="raw", temperature=0.7),
+    "annealed": MetropolisHastings(block=2, target=0.9, anneal=0.3, lowest=0.2),
+    "gibbs": Gibbs(temperature=0.8),
+    "block gibbs": Gibbs(block=3, nucleus=0.9, order="left_to_right"),
+}
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_the_same_as_the_plain_loop_for_the_same_random_numbers(name: str) -> None:
+    """Sentences of five lengths, with sources, two chains of each, in small micro-batches."""
+    batch = ended(
+        [[3, 4, 5, 3, 3], [4], [], [5, 5, 3], [3, 3, 4, 4, 5, 5]],
+        sources=[[1, 2, 3], [4], [1], [2, 2], [5, 1, 2]],
+        ids=[11, 5, 8, 2, 40],
+    )
+    moves, model = replace(CHAINS[name], rows=7), TableModel(6)
+    begin = random_start(batch, 6, generator(9), 2)
+    kernel, rng = moves.kernel(model, batch), generator(4)
+    state, moved = kernel.init(begin), 0
+    for _ in range(3):
+        state, report = sweep(kernel, rng, state)
+        moved += int(report.novel.sum())
+    assert moved > 10
+    for row in range(10):
+        expected = plain_chain(moves, model, batch, row // 2, row % 2, begin[row].tolist(), 3, 4)
+        assert state.tokens[row].tolist()[: len(expected)] == expected
+    kind = moves.energy or "local"
+    torch.testing.assert_close(
+        state.energy, energies.energy(model, batch, state.tokens, kind).detach(), rtol=0, atol=1e-9
+    )
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_chains_go_on_bit_by_bit_from_any_state(name: str) -> None:
+    batch, model = ended([[3, 4, 5, 3], [4, 5], [5]]), TableModel(6)
+    kernel, rng = CHAINS[name].kernel(model, batch), generator(4)
+    state = kernel.init(random_start(batch, 6, generator(9), 3))
+    trace, saved = [], []
+    for _ in range(12):
+        saved.append((type(state)(*(leaf.clone() for leaf in state)), rng.get_state()))
+        state, info = kernel.step(rng, state)
+        trace.append((state, info))
+    for begin in (0, 1, 3, 7, 10):
+        again, number = generator(0), saved[begin][1]
+        again.set_state(number)
+        resumed, other = saved[begin][0], CHAINS[name].kernel(TableModel(6), batch)
+        for expected, expected_info in trace[begin:]:
+            resumed, info = other.step(again, resumed)
+            for a, b in zip((*resumed, *info), (*expected, *expected_info)):
+                assert torch.equal(a.nan_to_num() if a.is_floating_point() else a,
+                                   b.nan_to_num() if b.is_floating_point() else b)  # fmt: skip
+
+
+def test_states_are_not_changed_in_place() -> None:
+    batch = ended([[3, 4, 5, 3], [4, 5]])
+    kernel = MetropolisHastings().kernel(TableModel(6), batch)
+    state, rng = kernel.init(batch.gold), generator()
+    for _ in range(6):
+        before = [leaf.clone() for leaf in state]
+        new, _ = kernel.step(rng, state)
+        assert all(torch.equal(a, b) for a, b in zip(before, state))
+        state = new
+
+
+def frequencies(tokens: Tensor, states: Tensor) -> list[int]:
+    numbers = {tuple(row): n for n, row in enumerate(states.tolist())}
+    counts = [0] * len(numbers)
+    for row in tokens.tolist():
+        counts[numbers[tuple(row)]] += 1
+    return counts
+
+
+@pytest.mark.parametrize(
+    "moves",
+    [
+        MetropolisHastings(energy="local", rows=8000),
+        MetropolisHastings(energy="raw", block=2, temperature=1.5, rows=8000),
+        MetropolisHastings(energy="raw", order="left_to_right", rows=8000),
+    ],
+    ids=["local", "raw blocks", "left to right"],
+)
+def test_many_chains_are_distributed_like_the_enumerated_target(moves: MetropolisHastings) -> None:
+    """4,000 independent chains from one sequence, for twelve sweeps; degenerate Gibbs sampling is far off."""
+    batch, model = letters(3, [2]), TableModel(5, seed=6, scale=0.8)
+    expected = target_of(model, batch, 0, 5, moves.energy) * 4000
+    assert float(expected.min()) > 5
+
+    def pvalue(kernel: Any) -> float:
+        state, rng = kernel.init(torch.zeros(4000, 2, dtype=torch.long)), generator(3)
+        for _ in range(12):
+            state, _ = sweep(kernel, rng, state)
+        return float(chisquare(frequencies(state.tokens, all_states(batch, 0, 5)), expected.tolist()).pvalue)
+
+    assert pvalue(moves.kernel(model, batch)) > 1e-4
+    assert pvalue(Gibbs(rows=8000).kernel(model, batch)) < 1e-8
+
+
+def test_random_orders_are_uniform_and_without_replacement() -> None:
+    batch = letters(3, [3], width=5)
+    chains = walk(batch)
+    state = chains.begin(generator(), chains.init(batch.gold.repeat(3000, 1)))
+    visited = state.order[:, :3]
+    assert bool((visited.sort(dim=1).values == torch.arange(3)).all())
+    orders = visited[:, 0] * 9 + visited[:, 1] * 3 + visited[:, 2]
+    counts = orders.unique(return_counts=True)[1]
+    assert len(counts) == 6
+    assert chisquare(counts.tolist()).pvalue > 1e-4
+    left = walk(batch, order="left_to_right")
+    assert left.begin(generator(), left.init(batch.gold)).order.tolist() == [[0, 1, 2, 3, 4]]
+
+
+def test_a_sweep_visits_every_variable_once_and_says_so() -> None:
+    batch = ended([[3, 4, 5, 3, 4], [4, 5], []])
+    kernel, rng = MetropolisHastings(block=2).kernel(TableModel(6), batch), generator()
+    state = kernel.init(batch.gold.repeat_interleave(2, dim=0))
+    seen = torch.zeros_like(state.tokens)
+    active = []
+    while int(state.sweep) == 0:
+        state, info = kernel.step(rng, state)
+        seen += info.positions
+        active.append(info.active.tolist())
+    free = energies.variables(batch).repeat_interleave(2, dim=0)
+    assert torch.equal(seen, free.long())
+    assert active == [[True] * 4 + [False] * 2, [True] * 2 + [False] * 4, [True] * 2 + [False] * 4]
+    state, report = sweep(kernel, rng, state)
+    assert report.proposed.tolist() == [3, 3, 1, 1, 0, 0]
+    assert bool((report.novel <= report.accepted).all())
+    assert bool((report.accepted <= report.proposed).all())
+    assert int(state.sweep) == 2
+    assert bool((state.tokens[~free] == batch.gold.repeat_interleave(2, dim=0)[~free]).all())
+
+
+def test_nothing_to_sample() -> None:
+    batch = ended([[], []])
+    kernel = MetropolisHastings().kernel(TableModel(6), batch)
+    state, report = sweep(kernel, generator(), kernel.init(batch.gold))
+    assert torch.equal(state.tokens, batch.gold)
+    assert report.proposed.tolist() == [0, 0]
+    assert int(state.sweep) == 1
+
+
+def test_a_chain_does_not_hang_on_others() -> None:
+    rows, sources = [[3, 4, 5, 3], [4, 5], [5, 4, 4]], [[1, 2], [3], [4, 4, 1]]
+    together = ended(rows, sources, ids=[7, 3, 9])
+    moves = MetropolisHastings(energy="raw", block=2)
+
+    def ends(batch: Batch) -> list[list[int]]:
+        kernel, rng = moves.kernel(TableModel(6), batch), generator(2)
+        state = kernel.init(batch.gold.repeat_interleave(2, dim=0))
+        for _ in range(4):
+            state, _ = sweep(kernel, rng, state)
+        return [row[: row.index(2)] for row in state.tokens.tolist()]
+
+    found = ends(together)
+    for b, number in enumerate([7, 3, 9]):
+        assert ends(ended([rows[b]], [sources[b]], [number], width=6)) == found[2 * b : 2 * b + 2]
+    order = [2, 0, 1]
+    mixed = ends(ended([rows[b] for b in order], [sources[b] for b in order], [9, 7, 3]))
+    assert mixed == [found[2 * b + k] for b in order for k in range(2)]
+
+
+@pytest.mark.parametrize("kind", ["raw", "local"])
+def test_networks(kind: Any) -> None:
+    """The field with its one pass for all positions, and the conditional model with sources: energies are kept up exactly."""
+    torch.manual_seed(3)
+    rows = [[4, 3, 5], [5], [3, 4, 4, 5]]
+    small = {"width": 8, "heads": 2, "feedforward": 12, "encoder_layers": 1, "decoder_layers": 1}
+    field = Field(hidden=6, embedding=5).build(Sizes(target=6)).double()
+    conditional = ConditionalMasked(**small).build(Sizes(target=6, source=6)).double()
+    for model, batch in ((field, ended(rows)), (conditional, ended(rows, [[1, 2], [3], [2, 2, 1]]))):
+        model.train()
+        for moves in (MetropolisHastings(energy=kind), MetropolisHastings(energy=kind, block=2)):
+            kernel, rng = moves.kernel(model, batch), generator(1)
+            state = kernel.init(batch.gold.repeat_interleave(4, dim=0))
+            for _ in range(3):
+                state, _ = sweep(kernel, rng, state)
+            assert model.training  # and dropout was off all the same
+            assert not state.terms.requires_grad
+            model.eval()
+            torch.testing.assert_close(
+                state.energy, energies.energy(model, batch, state.tokens, kind).detach(), rtol=0, atol=1e-9
+            )
+            model.train()
+
+
+def test_exact_for_the_field() -> None:
+    torch.manual_seed(4)
+    field = Field(hidden=4, embedding=3).build(Sizes(target=5)).double()
+    with torch.no_grad():
+        for parameter in field.parameters():
+            parameter.mul_(3)
+    for kind in ("raw", "local"):
+        fields = {"block": 2, "temperature": 1.3} if kind == "raw" else {}
+        assert wrong(walk(letters(3, [2, 3]), field, energy=kind, **fields)) < EXACT
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"block": 0}, "block must be at least 1"),
+        ({"shrink": 0}, "shrink must be at least 1"),
+        ({"rows": 0}, "rows must be at least 1"),
+        ({"temperature": 0.0}, "temperature must be positive"),
+        ({"nucleus": 0.0}, "nucleus must lie in"),
+        ({"nucleus": 1.5}, "nucleus must lie in"),
+        ({"order": "backwards"}, "order is random or left_to_right"),
+        ({"energy": "norm"}, "energy is raw or local"),
+        ({"target": 0.0}, "temperature must be positive"),
+        ({"target": 0.01}, "lowest not above it"),
+        ({"anneal": -0.1}, "must not be negative"),
+        ({"forced": -1}, "must not be negative"),
+    ],
+)
+def test_bad_fields_are_named(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        MetropolisHastings(**fields)
+
+
+def test_bad_starts_and_scores_are_named() -> None:
+    batch = ended([[3, 4], [5]])
+    kernel = MetropolisHastings().kernel(TableModel(6), batch)
+    with pytest.raises(InputError, match="special tokens"):
+        kernel.init(torch.ones_like(batch.gold))
+    with pytest.raises(InputError, match="no rows of a batch"):
+        kernel.init(batch.gold[:1, :2])
+    with pytest.raises(InputError, match="needs a model with scores"):
+        MetropolisHastings().kernel(torch.nn.Linear(1, 1), batch)
+    broken = TableModel(6)
+    with torch.no_grad():
+        broken.table.fill_(torch.nan)
+    with pytest.raises(InputError, match="NaN or infinite"):
+        MetropolisHastings().kernel(broken, batch).init(batch.gold)
+    state = kernel.init(batch.gold)
+    for moves in (MetropolisHastings(), Gibbs(energy=None)):
+        with pytest.raises(InputError, match="NaN or infinite"):
+            moves.kernel(broken, batch).step(generator(), state)

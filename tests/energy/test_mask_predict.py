@@ -1,0 +1,151 @@
+"""Mask-Predict against a plain loop, and the sequences that chains start from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from energy_cases import TableModel, alone, ended, free_of, kept_of, letters, plain_scores
+from torch import Tensor
+
+from unforced.decoding import Decoder
+from unforced.energy import MaskPredict, canvas, random_start, warm_start
+from unforced.energy.mask_predict import fill
+from unforced.errors import InputError
+from unforced.models.conditional import ConditionalMasked
+from unforced.types import Batch, Sizes
+
+SOURCES = [[1, 2, 3], [4], [2, 2], [5, 1, 2, 3]]
+
+
+def plain_fill(model: Any, batch: Batch, b: int, iterations: int) -> tuple[list[int], list[float]]:
+    """One sentence: mask the least sure tokens, put the most probable ones in."""
+    one = alone(batch, b)
+    tokens, free = one.gold[0].tolist(), free_of(batch, b)
+    sure = dict.fromkeys(free, 0.0)
+    for t in range(iterations):
+        hidden = len(free) if t == 0 else max(1, len(free) * (iterations - t) // iterations)
+        worst = sorted(free, key=lambda i: (sure[i], i))[:hidden]
+        scores = plain_scores(model, one, tokens, worst)
+        kept = kept_of(batch.symbols, scores.shape[1])
+        for i in worst:
+            log_probs = scores[i, kept].log_softmax(0)
+            best = int(log_probs.argmax())
+            tokens[i], sure[i] = kept[best], float(log_probs[best])
+    return tokens, [sure.get(i, 0.0) for i in range(len(tokens))]
+
+
+@pytest.mark.parametrize("iterations", [1, 2, 3, 10])
+@pytest.mark.parametrize("rows", [256, 2])
+def test_the_same_as_the_plain_loop(iterations: int, rows: int) -> None:
+    model = TableModel(7)
+    batch = ended([[3] * n for n in (5, 1, 7, 0)], SOURCES)
+    found = fill(model, batch, iterations, rows)
+    for b in range(4):
+        tokens, sure = plain_fill(model, batch, b, iterations)
+        width = len(tokens)
+        assert found.tokens[b, :width].tolist() == tokens
+        assert bool((found.tokens[b, width:] == 0).all())
+        torch.testing.assert_close(
+            found.log_probs[b, :width].detach(), torch.tensor(sure, dtype=torch.float64)
+        )
+    assert all(n <= rows for n, _ in model.seen)
+
+
+def test_refining_changes_something() -> None:
+    model, batch = TableModel(7), ended([[3] * 7] * 4, SOURCES)
+    assert not torch.equal(fill(model, batch, 1).tokens, fill(model, batch, 10).tokens)
+
+
+class Sized(TableModel):
+    """A table that also has an opinion on lengths."""
+
+    def lengths(self, batch: Batch, n: int) -> Tensor:
+        assert batch.source_mask is not None
+        return batch.source_mask.sum(dim=1, keepdim=True) + torch.arange(n)
+
+
+def test_the_decoder_takes_the_best_of_the_lengths_the_model_names() -> None:
+    model, batch = Sized(7), ended([[3]] * 4, SOURCES)
+    decoder = MaskPredict(iterations=4, lengths=3)
+    assert isinstance(decoder, Decoder)
+    found = decoder(model, batch)
+    for b in range(4):
+        tried = []
+        for n in range(len(SOURCES[b]), len(SOURCES[b]) + 3):
+            room = canvas(batch.select(torch.tensor([b])), torch.tensor([n]))
+            tokens, sure = plain_fill(model, room, 0, 4)
+            tried.append((sum(sure) / n, sum(sure), tokens))
+        tried.sort(reverse=True)
+        for place, (mean, total, tokens) in enumerate(tried):
+            assert found.tokens[b, place, : len(tokens)].tolist() == tokens
+            assert int(found.lengths[b, place]) == len(tokens)
+            assert float(found.scores[b, place]) == pytest.approx(mean)
+            assert float(found.log_probs[b, place]) == pytest.approx(total)
+        assert found.ids(batch.symbols)[b] == tried[0][2][:-1]
+
+
+def test_fixed_lengths_need_no_opinion() -> None:
+    model, batch = TableModel(5), letters(3, [2, 4])
+    empty = batch.select(torch.tensor([0, 1]))
+    found = MaskPredict(iterations=3)(model, empty)
+    assert found.lengths.tolist() == [[2], [4]]
+    for b, n in enumerate([2, 4]):
+        assert found.tokens[b, 0, :n].tolist() == plain_fill(model, batch, b, 3)[0]
+
+
+def test_a_conditional_model() -> None:
+    torch.manual_seed(2)
+    spec = ConditionalMasked(width=8, heads=2, feedforward=12, encoder_layers=1, decoder_layers=1, longest=9)
+    model = spec.build(Sizes(target=7, source=6)).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3)
+    batch = ended([[3]] * 4, SOURCES)
+    found = MaskPredict(iterations=3, lengths=2, rows=3)(model, batch)
+    assert model.training
+    assert not found.scores.requires_grad
+    model.eval()
+    lengths = model.lengths(batch, 2)
+    for b in range(4):
+        tried = []
+        for n in lengths[b].tolist():
+            room = canvas(batch.select(torch.tensor([b])), torch.tensor([n]))
+            tokens, sure = plain_fill(model, room, 0, 3)
+            tried.append((sum(sure) / n, tokens))
+        best = max(tried)
+        assert float(found.scores[b, 0]) == pytest.approx(best[0], abs=1e-9)
+        assert found.ids(batch.symbols)[b] == best[1][:-1]
+
+
+def test_warm_start_is_one_prediction_of_everything() -> None:
+    model, batch = TableModel(7), ended([[3] * n for n in (5, 1, 7, 0)], SOURCES)
+    started = warm_start(model, batch, chains=2)
+    assert torch.equal(started, fill(model, batch, 1).tokens.repeat_interleave(2, dim=0))
+    for b in range(4):
+        expected = plain_fill(model, batch, b, 1)[0]
+        assert started[2 * b, : len(expected)].tolist() == expected
+
+
+def test_random_starts_are_allowed_and_differ() -> None:
+    batch = ended([[3] * 5, [4]], SOURCES[:2])
+    rng = torch.Generator().manual_seed(1)
+    started = random_start(batch, 7, rng, 500)
+    assert set(started[:500, :5].flatten().tolist()) == {3, 4, 5, 6}
+    assert bool((started[:500, 5] == 2).all())
+    assert bool((started[500:, 1] == 2).all())
+    assert bool((started[500:, 2:] == 0).all())
+    assert len(started[:500].unique(dim=0)) > 300
+
+
+def test_bad_input_is_named() -> None:
+    batch = ended([[3]], [[1]])
+    with pytest.raises(InputError, match="iterations must be at least 1"):
+        MaskPredict(iterations=0)
+    with pytest.raises(InputError, match="lengths must be at least 1"):
+        MaskPredict(lengths=0)
+    with pytest.raises(InputError, match="needs a model with lengths"):
+        MaskPredict()(TableModel(7), batch)
+    with pytest.raises(InputError, match="needs a model with scores"):
+        MaskPredict()(object(), batch)

@@ -1,0 +1,253 @@
+"""Exact log Z: fast against slow, in any parts, with gradients, and as a probability that sums to one."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from unforced.energy import energies, factored, partition
+from unforced.energy.factored import Factored, block_widths
+from unforced.energy.partition import (
+    Partition,
+    energies_in_parts,
+    length_log_probs,
+    log_partition,
+    log_partition_with_gradient,
+)
+from unforced.errors import InputError
+from unforced.models.conditional import ConditionalMasked
+from unforced.models.field import Field, FieldModel
+from unforced.models.masked import Masked
+from unforced.types import Batch, Sizes, Symbols
+
+ENDED = Symbols(pad=0, bos=1, eos=2, banned=(0, 1))
+KINDS: tuple[Any, ...] = ("raw", "local")
+
+
+def field(letters: int, seed: int = 0) -> FieldModel:
+    """A field of large weights in float64, over ids of which the first three are special."""
+    torch.manual_seed(seed)
+    model = Field(hidden=6, embedding=5).build(Sizes(target=letters + 3)).double()
+    for parameter in model.parameters():
+        parameter.data.mul_(1.5)
+    model.bias.data.normal_()
+    return model
+
+
+def ended(*lengths: int) -> Batch:
+    gold = torch.zeros(len(lengths), max(lengths) + 1, dtype=torch.long)
+    for row, length in zip(gold, lengths):
+        row[:length] = 3
+        row[length] = 2
+    return Batch.of_gold(gold, gold != 0, ENDED)
+
+
+def brute(model: Any, batch: Batch, kind: Any, letters: int) -> list[float]:
+    """All strings of each example, their energies one by one."""
+    found = []
+    for b in range(len(batch)):
+        one = batch.select(torch.tensor([b]))
+        length = int(energies.variables(one).sum())
+        values = []
+        for string in product(range(3, 3 + letters), repeat=length):
+            tokens = one.gold.clone()
+            tokens[0, :length] = torch.tensor(string)
+            values.append(-energies.energy(model, one, tokens, kind))
+        found.append(float(torch.logsumexp(torch.cat(values).detach(), dim=0)))
+    return found
+
+
+class Plain:
+    """A model without its shortcuts."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.most = 0
+
+    def scores(self, batch: Batch, tokens: Tensor, masked: Tensor) -> Tensor:
+        self.most = max(self.most, len(tokens))
+        return self.model.scores(batch, tokens, masked)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_four_to_the_fifth(kind: Any) -> None:
+    """The fast way, the constant-memory way and one string at a time."""
+    model, batch = field(4), ended(5)
+    assert isinstance(model, Factored)
+    fast = log_partition(model, batch, kind)
+    assert fast.dtype == torch.float64
+    slow = log_partition(Plain(model), batch, kind, rows=100)
+    assert float(fast) == pytest.approx(float(slow), abs=1e-9)
+    assert float(fast) == pytest.approx(brute(model, batch, kind, 4)[0], abs=1e-9)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("cells", [1, 7, 40, 10**6])
+def test_blocks_and_slabs_change_nothing(kind: Any, cells: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batch = field(3, seed=1), ended(4, 1, 2, 3)
+    whole = log_partition(model, batch, kind)
+    assert whole.tolist() == pytest.approx(brute(model, batch, kind, 3), abs=1e-9)
+    for pairs, slab in ((1, 1), (5, 4), (7, 1000)):
+        monkeypatch.setattr(factored, "PAIRS", pairs)
+        monkeypatch.setattr(factored, "SLAB", slab)
+        assert log_partition(model, batch, kind, cells=cells).tolist() == pytest.approx(
+            whole.tolist(), abs=1e-9
+        )
+
+
+def test_single_precision_is_close() -> None:
+    model, batch = field(4, seed=2), ended(5)
+    exact = float(log_partition(model, batch))
+    assert float(log_partition(model.float(), batch)) == pytest.approx(exact, abs=1e-4)
+
+
+def test_no_end_symbol() -> None:
+    """Strings as the synthetic tasks have them, and a special token in the middle that stays where it is."""
+    torch.manual_seed(0)
+    model = Field(hidden=6, embedding=5).build(Sizes(target=5)).double()
+    symbols = Symbols(pad=4, bos=3, eos=None, banned=(3, 4))
+    gold = torch.tensor([[0, 3, 2, 1], [1, 1, 0, 4]])
+    batch = Batch.of_gold(gold, gold != 4, symbols)
+    fast = log_partition(model, batch)
+    slow = log_partition(Plain(model), batch)
+    assert fast.tolist() == pytest.approx(slow.tolist(), abs=1e-9)
+    assert int(energies.variables(batch).sum()) == 6
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_transformers_and_sources(kind: Any) -> None:
+    torch.manual_seed(0)
+    shape: Any = {"width": 8, "heads": 2, "feedforward": 8, "dropout": 0.5}
+    batch = ended(3, 2)
+    model = Masked(**shape, layers=1).build(Sizes(target=6)).double()
+    assert log_partition(model, batch, kind, rows=5).tolist() == pytest.approx(
+        brute(model.eval(), batch, kind, 3), abs=1e-9
+    )
+    source = torch.tensor([[1, 2, 3], [4, 0, 0]])
+    sourced = Batch.of_gold(
+        batch.gold, batch.mask, ENDED, source=source, source_mask=torch.tensor([[1, 1, 1], [1, 0, 0]]).bool()
+    )
+    conditional = ConditionalMasked(**shape, encoder_layers=1, decoder_layers=1).build(
+        Sizes(target=6, source=5)
+    )
+    conditional = conditional.double().eval()
+    found = log_partition(conditional, sourced, kind)
+    assert found.tolist() == pytest.approx(brute(conditional, sourced, kind, 3), abs=1e-9)
+    same = sourced.select(torch.tensor([0, 0]))
+    assert source_matters(conditional, same, kind)
+
+
+def source_matters(model: Any, batch: Batch, kind: Any) -> bool:
+    assert batch.source is not None
+    batch.source[1] = 3
+    first, second = log_partition(model, batch, kind).tolist()
+    return abs(first - second) > 1e-6
+
+
+def test_uniform_scores() -> None:
+    """Equal scores s: log Z = T (s + log A), and T · 0 for the local energy."""
+
+    class Equal:
+        def scores(self, batch: Batch, tokens: Tensor, masked: Tensor) -> Tensor:
+            return torch.full((*tokens.shape, 7), 0.3, dtype=torch.float64)
+
+    batch = ended(3, 1)
+    expected = [length * (0.3 + math.log(4)) for length in (3, 1)]
+    assert log_partition(Equal(), batch).tolist() == pytest.approx(expected)
+    assert log_partition(Equal(), batch, "local").tolist() == pytest.approx([0.0, 0.0], abs=1e-12)
+
+
+def test_probabilities_sum_to_one() -> None:
+    model = field(3, seed=3)
+    strings = torch.tensor(list(product((3, 4, 5), repeat=3)))
+    gold = torch.cat([strings, torch.full((27, 1), 2)], dim=1)
+    batch = Batch.of_gold(gold, gold != 0, ENDED)
+    assert float(Partition(model).nll(batch).neg().exp().sum()) == pytest.approx(1)
+    lengths = length_log_probs([3, 3, 3, 1])
+    assert float(Partition(model).nll(batch, lengths).neg().exp().sum()) == pytest.approx(0.75)
+    assert Partition(model).nll(batch, length_log_probs([1, 2])).tolist() == [math.inf] * 27
+
+
+def test_each_space_is_summed_over_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    true = partition.factored_log_z
+
+    def counted(model: Any, space: Any, *rest: Any) -> float:
+        asked.append(space.size)
+        return true(model, space, *rest)
+
+    monkeypatch.setattr(partition, "factored_log_z", counted)
+    known = Partition(field(3))
+    for _ in range(2):
+        known(ended(2, 3, 2, 2))
+    assert sorted(asked) == [9, 27]
+
+
+def test_memory_stays_bounded() -> None:
+    model = Plain(field(4))
+    log_partition(model, ended(4), rows=20)
+    assert 0 < model.most <= 20
+
+
+@pytest.mark.parametrize("rows", [1, 7, 1000])
+def test_energies_in_parts(rows: int) -> None:
+    """Values and gradients are those of one big pass, and no pass is larger than asked for, backward included."""
+    inner, batch = field(3, seed=4), ended(3, 2)
+    rng = torch.Generator().manual_seed(0)
+    example = torch.randint(2, (25,), generator=rng)
+    tokens = torch.randint(3, 6, (25, 4), generator=rng)
+    weights = torch.rand(25, generator=rng, dtype=torch.float64)
+    whole = energies.energy(inner, batch.select(example), tokens, "raw")
+    expected = torch.autograd.grad((whole * weights).sum(), list(inner.parameters()), allow_unused=True)
+    model = Plain(inner)
+    found = energies_in_parts(model, batch, 25, lambda a, b: (example[a:b], tokens[a:b]), "raw", rows)
+    torch.testing.assert_close(found, whole)
+    gradients = torch.autograd.grad((found * weights).sum(), list(inner.parameters()), allow_unused=True)
+    for a, b, (name, _) in zip(gradients, expected, inner.named_parameters()):
+        assert (a is None) == (b is None), name
+        if a is not None:
+            torch.testing.assert_close(a, b)
+    assert model.most <= max(rows, 3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_with_gradient(kind: Any) -> None:
+    model, batch = field(3, seed=5), ended(3, 1, 3)
+    found = log_partition_with_gradient(model, batch, kind, rows=10)
+    assert found.tolist() == pytest.approx(log_partition(model, batch, kind).tolist(), abs=1e-9)
+    (gradient,) = torch.autograd.grad(found.sum(), model.join_left.weight)
+    direction = torch.randn(6, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    step, values = 1e-5, []
+    for sign in (1, -1):
+        model.join_left.weight.data.add_(direction, alpha=sign * step)
+        values.append(float(log_partition(model, batch, kind).sum()))
+        model.join_left.weight.data.add_(direction, alpha=-sign * step)
+    assert float((gradient * direction).sum()) == pytest.approx(
+        (values[0] - values[1]) / (2 * step), abs=1e-6
+    )
+
+
+def test_block_widths() -> None:
+    for sizes, cells in (([39] * 6, 2**26), ([39] * 7, 2**20), ([5, 1, 5], 3), ([4] * 5, 100)):
+        widths = block_widths(sizes, cells)
+        assert math.prod(widths) <= cells
+        assert all(1 <= width <= size for width, size in zip(widths, sizes))
+    assert block_widths([39] * 6, 2**26)[0] == block_widths([39] * 6, 2**26)[-1] == 39
+
+
+def test_complaints() -> None:
+    model = Plain(field(4))
+    with pytest.raises(InputError, match="1024 sequences are too many to enumerate"):
+        log_partition(model, ended(5), most=1000)
+    with pytest.raises(InputError, match="1024 sequences"):
+        log_partition_with_gradient(model, ended(5), most=1000)
+    with pytest.raises(InputError, match="kind is raw or local"):
+        Partition(model, "hot")  # type: ignore[arg-type]
+    empty = Batch.of_gold(torch.zeros(1, 1, dtype=torch.long), torch.zeros(1, 1, dtype=torch.bool), ENDED)
+    with pytest.raises(InputError, match="without a single position"):
+        log_partition(model, empty)

@@ -1,0 +1,188 @@
+"""Planted bugs: the check that samplers pass is failed by samplers with a mistake in them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from energy_cases import TableModel, letters
+from exact_kernels import violations
+from torch import Tensor
+
+from unforced.energy import MetropolisHastings
+from unforced.energy.kernels import ChainState, MetropolisWalk, Proposed, Turn
+from unforced.types import Batch
+
+
+class NoProposalRatio(MetropolisWalk):
+    def back(self, log_q: Tensor, old: Tensor, drawn: Tensor, valid: Tensor) -> Tensor:
+        return torch.zeros(len(log_q), dtype=torch.float64)
+
+
+class InvertedProposalRatio(MetropolisWalk):
+    def back(self, log_q: Tensor, old: Tensor, drawn: Tensor, valid: Tensor) -> Tensor:
+        return -super().back(log_q, old, drawn, valid)
+
+
+class StaleEnergy(MetropolisWalk):
+    """The terms of the old sequence are kept when a new one is accepted."""
+
+    def update(self, state: ChainState, rows: Tensor, tokens: Tensor, terms: Tensor) -> ChainState:
+        return state._replace(tokens=state.tokens.index_copy(0, rows, tokens))
+
+
+class EagerEnergy(MetropolisWalk):
+    """The terms of the new sequence are kept even where it is rejected."""
+
+    def move(self, state: ChainState, turn: Turn) -> Any:
+        proposed = self.propose(state, turn)
+        _, terms = self.weigh(state, turn._replace(chances=torch.zeros_like(turn.chances)), proposed)
+        after, info = super().move(state, turn)
+        return after._replace(terms=after.terms.index_copy(0, turn.rows, terms)), info
+
+
+class WrongSign(MetropolisWalk):
+    def weigh(self, state: ChainState, turn: Turn, proposed: Proposed) -> tuple[Tensor, Tensor]:
+        log_ratio, terms = super().weigh(state, turn, proposed)
+        return 2 * proposed.back - log_ratio, terms
+
+
+class MaskLeftIn(MetropolisWalk):
+    """The energy of the new sequence is that of one which still has the mask in it."""
+
+    def weigh(self, state: ChainState, turn: Turn, proposed: Proposed) -> tuple[Tensor, Tensor]:
+        masked = proposed.tokens.scatter(1, turn.positions, self.model.size)  # the table's code of a mask
+        return super().weigh(state, turn, proposed._replace(tokens=masked))
+
+
+class SpecialTokens(MetropolisWalk):
+    """The start symbol and padding are tokens like any other."""
+
+    def __init__(self, moves: MetropolisHastings, model: Any, batch: Batch) -> None:
+        super().__init__(moves, model, batch)
+        self.batch = replace(batch, symbols=batch.symbols._replace(banned=()))
+
+
+class SpecialTokensProposed(MetropolisWalk):
+    """They are proposed, and rejected, but what is left of q is taken to be all of it where a move is taken back."""
+
+    def log_q(self, scores: Tensor) -> Tensor:
+        return self.moves.log_probs(scores, torch.ones(scores.shape[-1], dtype=torch.bool))
+
+    def back(self, log_q: Tensor, old: Tensor, drawn: Tensor, valid: Tensor) -> Tensor:
+        among = log_q[..., : self.model.size - 2].log_softmax(dim=2)
+        there = among.gather(2, old.unsqueeze(2)) - log_q.gather(2, drawn.unsqueeze(2))
+        return there.squeeze(2).masked_fill(~valid, 0.0).sum(dim=1)
+
+
+class MeanOverBlock(MetropolisWalk):
+    def back(self, log_q: Tensor, old: Tensor, drawn: Tensor, valid: Tensor) -> Tensor:
+        return super().back(log_q, old, drawn, valid) / valid.sum(dim=1)
+
+
+class FirstOfBlock(MetropolisWalk):
+    """Only the first position's probability counts."""
+
+    def back(self, log_q: Tensor, old: Tensor, drawn: Tensor, valid: Tensor) -> Tensor:
+        return super().back(log_q[:, :1], old[:, :1], drawn[:, :1], valid[:, :1])
+
+
+class BeyondTheEnd(MetropolisWalk):
+    """The last block of a sweep is smaller, but places it hasn't count in q."""
+
+    def back(self, log_q: Tensor, old: Tensor, drawn: Tensor, valid: Tensor) -> Tensor:
+        return super().back(log_q, old, drawn, torch.ones_like(valid))
+
+
+class OneWayNucleus(MetropolisWalk):
+    """A move that can't be taken back is made all the same."""
+
+    def back(self, log_q: Tensor, old: Tensor, drawn: Tensor, valid: Tensor) -> Tensor:
+        return super().back(log_q, old, drawn, valid).clamp(min=-1.0)
+
+
+class AlwaysCancels(MetropolisWalk):
+    """The short cut of E_local is taken where the proposals have another temperature."""
+
+    def cancels(self, turn: Turn, target: float) -> bool:
+        return True
+
+
+class OwnTermForgotten(MetropolisWalk):
+    """The masked position's own term stays that of the old token."""
+
+    def weigh(self, state: ChainState, turn: Turn, proposed: Proposed) -> tuple[Tensor, Tensor]:
+        old = state.tokens[turn.rows].gather(1, turn.positions)
+        return super().weigh(state, turn, proposed._replace(drawn=old))
+
+
+class NoTemperature(MetropolisWalk):
+    """Tokens are drawn at one temperature and weighed at another."""
+
+    def back(self, log_q: Tensor, old: Tensor, drawn: Tensor, valid: Tensor) -> Tensor:
+        return super().back(log_q * self.moves.temperature, old, drawn, valid)
+
+
+class FirstTermsOnly(MetropolisWalk):
+    """Terms that aren't needed to reject early are never looked at."""
+
+    def stages(self, wanted: Tensor, old: Tensor, forced: bool) -> list[Tensor]:
+        return super().stages(wanted, old, forced)[:1]
+
+
+class WrongBound(MetropolisWalk):
+    """E_raw is rejected early as well, though its terms have no bound."""
+
+    def stages(self, wanted: Tensor, old: Tensor, forced: bool) -> list[Tensor]:
+        first = wanted & (wanted.cumsum(dim=1) == 1)
+        return [first, wanted & ~first]
+
+
+BUGS: list[tuple[type[MetropolisWalk], dict[str, Any]]] = [
+    (NoProposalRatio, {"energy": "raw", "temperature": 0.6}),
+    (NoProposalRatio, {"energy": "raw", "block": 2}),
+    (NoProposalRatio, {"energy": "local", "temperature": 2.0}),
+    (InvertedProposalRatio, {"energy": "raw", "temperature": 1.5}),
+    (StaleEnergy, {"energy": "raw"}),
+    (StaleEnergy, {"energy": "local"}),
+    (EagerEnergy, {"energy": "raw"}),
+    (EagerEnergy, {"energy": "local"}),
+    (WrongSign, {"energy": "raw", "temperature": 1.5}),
+    (WrongSign, {"energy": "local", "block": 2}),
+    (MaskLeftIn, {"energy": "raw"}),
+    (MaskLeftIn, {"energy": "local"}),
+    (SpecialTokens, {"energy": "raw"}),
+    (SpecialTokens, {"energy": "local"}),
+    (SpecialTokensProposed, {"energy": "raw", "temperature": 1.5}),
+    (MeanOverBlock, {"energy": "raw", "block": 2}),
+    (FirstOfBlock, {"energy": "local", "block": 2}),
+    (BeyondTheEnd, {"energy": "raw", "block": 2}),
+    (OneWayNucleus, {"energy": "raw", "nucleus": 0.7}),
+    (AlwaysCancels, {"energy": "local", "temperature": 1.5}),
+    (AlwaysCancels, {"energy": "raw", "target": 0.5}),
+    (OwnTermForgotten, {"energy": "raw", "temperature": 1.5}),
+    (NoTemperature, {"energy": "raw", "temperature": 1.5}),
+    (FirstTermsOnly, {"energy": "local"}),
+    (WrongBound, {"energy": "raw"}),
+]
+
+
+def worst(walk: type[MetropolisWalk], moves: MetropolisHastings) -> float:
+    batch = letters(2, [2, 3])
+    chains = walk(moves, TableModel(4), batch)
+    return violations(chains, batch, 4, moves.energy, target=moves.target).worst
+
+
+@cache
+def sound(moves: MetropolisHastings) -> float:
+    return worst(MetropolisWalk, moves)
+
+
+@pytest.mark.parametrize(("bug", "fields"), BUGS, ids=[f"{bug.__name__}-{f}" for bug, f in BUGS])
+def test_a_planted_bug_is_caught(bug: type[MetropolisWalk], fields: dict[str, Any]) -> None:
+    moves = MetropolisHastings(**fields)
+    assert sound(moves) < 1e-12
+    assert worst(bug, moves) > 1e-4

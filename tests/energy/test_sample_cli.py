@@ -1,0 +1,358 @@
+"""``unforced sample``: chains in a folder, a report, a picture."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from masked_folders import PAIRS, conditional_run, feed, huggingface_folder, language_run, palindrome_run
+from safetensors.torch import load_file
+
+from unforced import api
+from unforced.cli import main
+from unforced.energy import energies
+from unforced.energy.chains import ChainFolder
+from unforced.energy.diagnostics import diagnose
+from unforced.sampling import Chains, kernel_of, starting_batch, starting_tokens
+from unforced.sentences import open_model
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("masked")
+    language_run(folder)
+    palindrome_run(folder)
+    palindrome_run(folder, scale=30.0)
+    conditional_run(folder)
+    huggingface_folder(folder / "bert")
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(autouse=True)
+def quickly(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures take a second each: only tests that look at them draw them."""
+
+    def touch(traces: Any, chains: int, path: Path, **_: Any) -> Path:
+        path.touch()
+        return path
+
+    if "picture" not in request.node.name:
+        monkeypatch.setattr("unforced.sampling.plot_traces", touch)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """The content of a folder of chains, but for when it was made."""
+    found = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
+    return {name: path.read_bytes() for name, path in found.items() if name not in ("chains.json", "lock")}
+
+
+def samples(folder: Path) -> list[dict[str, Any]]:
+    return ChainFolder(folder).samples()
+
+
+def test_report_picture_and_folder(root: Path, tmp_path: Path, capsys) -> None:
+    words = [
+        "sample",
+        str(root / "field-0.4"),
+        "--output",
+        str(tmp_path / "out"),
+        "--sweeps",
+        "25",
+        "--quiet",
+    ]
+    assert main([*words, "--chains", "3", "--start", "random", "--energy", "raw"]) == 0
+    out, err = capsys.readouterr()
+    said = dict(line.split("\t") for line in out.splitlines())
+    assert list(said) == [
+        "acceptance", "novel transitions", "energy, mean", "energy, last", "R-hat", "effective sample size",
+        "stuck chains", "chains", "picture",
+    ]  # fmt: skip
+    traces = ChainFolder(tmp_path / "out").traces()
+    assert traces.energy.shape == (25, 3)
+    found = diagnose(*traces, chains=3, burn_in=5)
+    assert said["acceptance"] == f"{found.acceptance:.3f}"
+    assert said["novel transitions"] == f"{found.novel:.3f}"
+    assert said["energy, mean"] == f"{found.energy:.3f}"
+    assert said["R-hat"] == f"{found.worst_rhat:.3f}"
+    assert said["effective sample size"] == f"{found.least_ess:.0f}"
+    assert "1 of 1 examples have R-hat over 1.01 or fewer than 400 effective draws" in err
+    picture = (tmp_path / "out" / "traces.svg").read_text()
+    for word in ("chain 3", "acceptance", "novel transitions", "energy", "sweeps"):
+        assert f"<!-- {word} -->" in picture, word
+    outputs = {row["output"] for row in samples(tmp_path / "out")}
+    assert all(len(output) == 4 and set(output) <= set("abc") for output in outputs)
+    assert len(outputs) > 3
+    # energies in the samples are those of the outputs
+    last = [row for row in samples(tmp_path / "out") if row["sweep"] == 25]
+    scores = api.score(root / "field-0.4", [row["output"] for row in last])
+    assert [row["energy"] for row in last] == pytest.approx([score.energy_raw for score in scores], abs=1e-4)
+
+
+def test_report_as_json_and_picture_again(root: Path, tmp_path: Path, capsys) -> None:
+    words = [
+        "sample",
+        str(root / "field-0.4"),
+        "-o",
+        str(tmp_path / "out"),
+        "--sweeps",
+        "8",
+        "--quiet",
+        "--json",
+    ]
+    assert main(words) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["examples"] == 1
+    assert report["chains"] == 4
+    assert report["folder"] == str(tmp_path / "out")
+    assert 0 <= report["novel_transitions"] <= report["acceptance"] <= 1
+    picture = tmp_path / "again.svg"
+    assert main(["plot", "traces", str(tmp_path / "out"), "-o", str(picture)]) == 0
+    assert "<!-- acceptance -->" in picture.read_text()
+
+
+def test_what_cannot_be_drawn(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    complaints = {
+        "plot traces needs the folder of the chains": ["traces"],
+        "absent: holds no chains": ["traces", "absent"],
+        "the discontinuity is drawn of no folder": ["discontinuity", "absent"],
+        "ends in .svg, .png, .pdf": ["traces", "absent", "-o", "x.gif"],
+    }
+    for complaint, words in complaints.items():
+        assert main(["plot", *words]) == 2
+        assert complaint in capsys.readouterr().err
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--kernel", "gibbs"],
+        ["--kernel", "gibbs", "--energy", "raw", "--temperature", "0.8", "--nucleus", "0.9", "--block", "2"],
+        ["--temperature", "1.5", "--nucleus", "0.95", "--block", "3", "--shrink", "4", "--order", "left_to_right"],
+        ["--energy", "raw", "--target-temperature", "0.9", "--anneal", "0.1", "--lowest", "0.5", "--forced", "2"],
+        ["--start", "data", "--examples", "3", "--split", "dev"],
+    ],
+)  # fmt: skip
+def test_every_option_reaches_the_kernel(options: list[str], root: Path, tmp_path: Path, capsys) -> None:
+    words = ["sample", str(root / "masked-words"), "-o", str(tmp_path / "out"), "--sweeps", "6", "--quiet"]
+    if "--split" not in options:
+        words += ["--length", "3"]
+    assert main([*words, *options]) == 0
+    facts = ChainFolder(tmp_path / "out").info()["facts"]
+    assert facts["kernel"].startswith("Gibbs(" if "gibbs" in options else "MetropolisHastings(")
+    named = {"--target-temperature": "target"}
+    for option, value in zip(options[::2], options[1::2]):
+        if option in ("--kernel", "--split", "--examples"):
+            continue
+        if option == "--start":
+            assert facts["start"] == value
+            continue
+        name = named.get(option, option.removeprefix("--"))
+        quoted = value if value[0].isdigit() else f"'{value}'"
+        assert f"{name}={quoted}" in facts["kernel"], option
+
+
+def test_killed_and_resumed_by_the_command(root: Path, tmp_path: Path, capsys) -> None:
+    """Really killed, then resumed: the same bytes as without the interruption."""
+    folder = tmp_path / "broken"
+    words = [
+        "sample",
+        str(root / "field-0.4"),
+        "--sweeps",
+        "4000",
+        "--save-every",
+        "5",
+        "--quiet",
+        "--seed",
+        "3",
+    ]
+    process = subprocess.Popen([sys.executable, "-m", "unforced", *words, "-o", str(folder)])
+    try:
+        deadline = time.monotonic() + 120
+        while not list(folder.glob("checkpoints/step-*")):
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert not (folder / "finished.json").exists()
+    done = len(ChainFolder(folder).traces().energy)
+    words[words.index("4000")] = str(done + 7)
+    assert main([*words, "-o", str(folder), "--resume"]) == 0
+    assert main([*words, "-o", str(tmp_path / "whole")]) == 0
+    assert files(folder) == files(tmp_path / "whole")
+    capsys.readouterr()
+
+
+def test_resumed_with_more_sweeps_and_refused_with_other_settings(root: Path, tmp_path: Path, capsys) -> None:
+    def words(folder: str, sweeps: int, *more: str) -> list[str]:
+        start = ["sample", str(root / "conditional"), "-o", str(tmp_path / folder), "--sweeps", str(sweeps)]
+        return [*start, "--quiet", "--examples", "2", *more]
+
+    assert main(words("whole", 20)) == 0
+    assert main(words("parts", 10)) == 0
+    assert main(words("parts", 20, "--resume")) == 0
+    assert files(tmp_path / "parts") == files(tmp_path / "whole")
+    before = files(tmp_path / "whole")
+    capsys.readouterr()
+    refusals = {
+        "is not empty; resume": [],
+        "seed is 1 in the run and 2 now": ["--resume", "--seed", "2"],
+        "kernel is MetropolisHastings": ["--resume", "--block", "2"],
+        "chains is 4 in the run and 5 now": ["--resume", "--chains", "5"],
+        "batch is": ["--resume", "--split", "dev"],
+        "start is greedy in the run and random now": ["--resume", "--start", "random"],
+    }
+    for complaint, more in refusals.items():
+        assert main(words("whole", 20, *more)) == 2, complaint
+        out, err = capsys.readouterr()
+        assert complaint in err
+        assert err.count("\n") == 1
+        assert out == ""
+        assert files(tmp_path / "whole") == before
+    assert main(words("whole", 12, "--resume")) == 2
+    assert "has 20 sweeps already, more than the 12 wanted" in capsys.readouterr().err
+    shutil.copytree(root / "conditional", tmp_path / "other")  # a folder that holds something else
+    assert main(words("other", 5, "--resume")) == 2
+    assert "holds other files and no run" in capsys.readouterr().err
+
+
+def test_stuck_chains_are_named(root: Path, tmp_path: Path, capsys) -> None:
+    """A model with huge weights is so sure that chains hardly move from where they are."""
+    words = ["sample", str(root / "field-30.0"), "-o", str(tmp_path / "out"), "--sweeps", "30", "--quiet"]
+    assert main([*words, "--target-temperature", "0.06", "--lowest", "0.05"]) == 0
+    out, err = capsys.readouterr()
+    assert "stuck chains\t4 of 4" in out
+    assert "chains that stand still (example.chain): 1.1, 1.2, 1.3, 1.4" in err
+    assert main([*words, "--target-temperature", "0.06", "--lowest", "0.05", "--json", "--resume"]) == 0
+    report = json.loads(
+        capsys.readouterr().out, parse_constant=pytest.fail
+    )  # no NaN: all chains are at one place
+    assert report["rhat"] is None
+    assert report["stuck"] == [[0, 0], [0, 1], [0, 2], [0, 3]]
+
+
+def test_sources_from_lines(root: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    folder, model = tmp_path / "out", str(root / "conditional")
+    words = ["sample", model, "--sweeps", "3", "--chains", "2", "--quiet", "--input", "-"]
+    feed(monkeypatch, "ab\nbbb\n")
+    assert main([*words, "-o", str(folder)]) == 0
+    rows = samples(folder)
+    assert {(row["example"], row["chain"]) for row in rows} == {(0, 0), (0, 1), (1, 0), (1, 1)}
+    reader = open_model(model)
+    guessed = reader.model.lengths(reader.sources(["ab", "bbb"]), 1).squeeze(1).tolist()
+    assert {(row["example"], len(row["output"].split())) for row in rows} == set(enumerate(guessed))
+    feed(monkeypatch, "ab\nbbb\n")
+    assert main([*words, "-o", str(tmp_path / "two"), "--length", "2", "--examples", "1"]) == 0
+    assert {len(row["output"].split()) for row in samples(tmp_path / "two")} == {2}
+    assert {row["example"] for row in samples(tmp_path / "two")} == {0}
+    pairs = tmp_path / "pairs.txt"
+    pairs.write_text("".join(f"{source}\t{target}\n" for source, target in PAIRS[:3]))
+    given = [*words[:-1], str(pairs), "--start", "data"]
+    assert main([*given, "-o", str(tmp_path / "data")]) == 0
+    lengths = {(row["example"], len(row["output"].split())) for row in samples(tmp_path / "data")}
+    assert lengths == {(0, 2), (1, 2), (2, 3)}
+    capsys.readouterr()
+
+
+def test_hugging_face_folder(root: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    words = ["sample", str(root / "bert"), "--sweeps", "4", "--chains", "2", "--quiet"]
+    assert main([*words, "-o", str(tmp_path / "length"), "--length", "3", "--start", "random"]) == 0
+    feed(monkeypatch, "the cat sleeps\ndogs\n")
+    assert main([*words, "-o", str(tmp_path / "data"), "--input", "-", "--start", "data"]) == 0
+    reader = open_model(root / "bert")
+    for name in ("length", "data"):
+        state = sorted((tmp_path / name / "checkpoints").iterdir())[-1]
+        tokens = load_file(state / "model.safetensors")["tokens"]
+        assert int(tokens[0, 0]) == 2  # [CLS] stays where it is
+        inner = tokens[0, 1 : 4 if name == "length" else 5]
+        assert bool((inner > 4).all())  # and no special token is ever proposed
+        last = [row for row in samples(tmp_path / name) if row["sweep"] == 4]
+        assert last[0]["output"] == reader.show(inner.tolist())
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "complaint"),
+    [
+        ("bert", [], "comes without data: give sentences or a length"),
+        ("bert", ["--length", "50"], "takes at most 32 pieces"),
+        ("bert", ["--length", "3", "--examples", "2"], "nothing that tells examples apart"),
+        ("bert", ["--length", "3", "--start", "data"], "start data takes the lengths of the data"),
+        ("bert", ["--input", "absent.txt"], "absent.txt: can't be read: No such file or directory"),
+        ("bert", ["--input", "empty.txt"], "there is no line to read"),
+        ("bert", ["--input", "blank.txt"], "line 2: the line is blank"),
+        ("field-0.4", ["--length", "7"], "its strings have 4 tokens, not 7"),
+        ("conditional", ["--input", "blank.txt", "--start", "data"], "line 1: the line has no tab"),
+        ("conditional", ["--input", "blank.txt"], "The line is blank"),
+        ("masked-words", ["--kernel", "gibbs", "--anneal", "0.1"], "gibbs has no anneal"),
+        ("masked-words", ["--kernel", "gibbs", "--target-temperature", "0.5"], "gibbs has no target"),
+        ("masked-words", ["--kernel", "gibs"], 'Did you mean "gibbs"?'),
+        ("masked-words", ["--temperature", "0"], "temperature must be positive"),
+        ("masked-words", ["--nucleus", "1.5"], "nucleus must lie in (0, 1]"),
+        ("masked-words", ["--block", "0"], "block must be at least 1"),
+        ("masked-words", ["--target-temperature", "0"], "temperature must be positive"),
+        ("masked-words", ["--sweeps", "0"], "sweeps must be at least 1"),
+        ("masked-words", ["--chains", "0"], "chains must be at least 1"),
+        ("masked-words", ["--examples", "0"], "examples must be at least 1"),
+        ("masked-words", ["--length", "0"], "length must be at least 1"),
+        ("masked-words", ["--burn-in", "3"], "burn_in must be at least 0 and below 3"),
+        ("masked-words", ["--seed", "-1"], "seed must not be negative"),
+        ("masked-words", ["--checkpoint", "lsat"], 'has no checkpoint "lsat"'),
+    ],
+)
+def test_bad_input_is_one_sentence_and_writes_nothing(
+    name: str, options: list[str], complaint: str, root: Path, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.txt").write_text("")
+    (tmp_path / "blank.txt").write_text("the cat\n\n")
+    sweeps = [] if "--sweeps" in options else ["--sweeps", "3"]
+    assert main(["sample", str(root / name), "-o", "out", "--quiet", *sweeps, *options]) == 2
+    out, err = capsys.readouterr()
+    assert complaint in err
+    assert err.count("\n") == 1
+    assert out == ""
+    assert sorted(os.listdir(tmp_path)) == ["blank.txt", "empty.txt"]
+
+
+def test_where_chains_start(root: Path) -> None:
+    reader = open_model(root / "masked-words")
+    lines = [b"a cat\n", b"the old dog\n"]
+    batch = starting_batch(reader, "random", lines, "test", None, None)
+    free = energies.variables(batch)
+    assert free.sum(dim=1).tolist() == [2, 3]
+    random = starting_tokens(reader, batch, Chains(chains=3, start="random", seed=1))
+    assert len({tuple(row) for row in random.tolist()}) > 3  # another one for each chain
+    again = starting_tokens(reader, batch, Chains(chains=3, start="random", seed=1))
+    other = starting_tokens(reader, batch, Chains(chains=3, start="random", seed=2))
+    assert torch.equal(random, again)
+    assert not torch.equal(random, other)
+    special = torch.tensor(energies.special(batch.symbols))
+    assert not bool(torch.isin(random[free.repeat_interleave(3, dim=0)], special).any())
+    data = starting_tokens(reader, batch, Chains(chains=2, start="data"))
+    assert torch.equal(data, batch.gold.repeat_interleave(2, dim=0))
+    greedy = starting_tokens(reader, batch, Chains(chains=2, start="greedy"))
+    with torch.no_grad():
+        scores = reader.model.scores(batch, batch.gold, free)
+    kept = energies.allowed(batch.symbols, reader.size)
+    best = scores.masked_fill(~kept, -torch.inf).argmax(dim=-1)
+    assert torch.equal(greedy[::2][free], best[free])
+
+
+def test_kernels_by_name() -> None:
+    kernel = kernel_of("metropolis_hastings", block=2, energy="raw", target=0.5, nucleus=None)
+    assert (kernel.block, kernel.energy, kernel.target, kernel.nucleus) == (2, "raw", 0.5, None)  # type: ignore[attr-defined]

@@ -1,0 +1,253 @@
+"""``unforced score``: sentences in, energies and pseudo-log-likelihoods out."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from masked_folders import (
+    SENTENCES,
+    VOCABULARY,
+    conditional_run,
+    feed,
+    huggingface_folder,
+    json_lines,
+    language_run,
+    palindrome_run,
+    write_run,
+)
+
+from unforced import api
+from unforced.cli import main
+from unforced.energy import energies
+from unforced.sentences import open_model, words_of
+from unforced.tasks.segment import TextCoder
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("masked")
+    language_run(folder)
+    language_run(folder, "bpe")
+    palindrome_run(folder)
+    conditional_run(folder)
+    huggingface_folder(folder / "bert")
+    yield folder
+    shutil.rmtree(folder)
+
+
+def plain(reader: Any, line: str, later: bool = False) -> tuple[float, float, list[float]]:
+    """Energies and log-probabilities of one line with one forward pass for each token."""
+    sentence = reader.read(line)
+    batch = reader.collate([sentence])
+    tokens, free = batch.gold, energies.variables(batch)[0].nonzero().squeeze(1).tolist()
+    kept = energies.allowed(batch.symbols, reader.size)
+    raw, local, log_probs = 0.0, 0.0, []
+    for t in free:
+        masked = torch.zeros_like(tokens, dtype=torch.bool)
+        masked[0, t] = True
+        with torch.no_grad():
+            scores = reader.model.scores(batch, tokens, masked)[0, t].double()
+            raw -= float(scores[tokens[0, t]])
+            local -= float(scores[tokens[0, t]] - scores[kept].logsumexp(0))
+            if later:
+                words = sentence.words
+                masked[0] = torch.tensor(
+                    [s >= t and s in free and words[s] == words[t] for s in range(tokens.shape[1])]
+                )
+                scores = reader.model.scores(batch, tokens, masked)[0, t].double()
+            among = scores if reader.over == "all" else scores[kept]
+            log_probs.append(float(scores[tokens[0, t]] - among.logsumexp(0)))
+    return raw, local, log_probs
+
+
+LINES = {
+    "masked-words": ["a cat sleeps", "the old dog sees a cat", "dog"],
+    "masked-bpe": ["a cat sleeps", "sleepless dogs", "the"],
+    "field-0.4": ["abca", "cccc", "aaaa"],
+    "conditional": ["ab\tc d", "bbb\td", "a\tc c d d"],
+    "bert": ["the cat sleeps .", "unforced dogs", "dog"],
+}
+
+
+# letters are no pieces of words
+CASES = [(name, later) for name in LINES for later in (False, True) if not (later and name == "field-0.4")]
+
+
+@pytest.mark.parametrize(("name", "later"), CASES)
+def test_lines_are_scored_as_if_alone(name: str, later: bool, root: Path, monkeypatch, capsys) -> None:
+    reader = open_model(root / name)
+    feed(monkeypatch, "\n".join(LINES[name]) + "\n")
+    assert (
+        main(["score", str(root / name), "--json", "--batch", "2", *(["--whole-words"] if later else [])])
+        == 0
+    )
+    found = json_lines(capsys.readouterr().out)
+    assert [row["sentence"] for row in found] == [line.split("\t")[-1] for line in LINES[name]]
+    for line, row in zip(LINES[name], found):
+        raw, local, log_probs = plain(reader, line, later)
+        assert row["energy_raw"] == pytest.approx(raw, abs=1e-4)
+        assert row["energy_local"] == pytest.approx(local, abs=1e-4)
+        assert row["pseudo_log_likelihood"] == pytest.approx(sum(log_probs), abs=1e-4)
+        assert [score for _, score in row["tokens"]] == pytest.approx(log_probs, abs=1e-4)
+        if name != "bert" and not later:
+            assert row["pseudo_log_likelihood"] == -row["energy_local"]
+
+
+def test_whole_words_matter_where_words_have_pieces(root: Path) -> None:
+    for name in ("masked-bpe", "bert"):
+        single, later = (
+            api.score(root / name, LINES[name][:2], whole_words=words)[1].pseudo_log_likelihood
+            for words in (False, True)
+        )
+        assert abs(single - later) > 1e-3, name
+
+
+def test_letters_are_no_words(root: Path, monkeypatch, capsys) -> None:
+    feed(monkeypatch, "abca\n")
+    assert main(["score", str(root / "field-0.4"), "--whole-words"]) == 2
+    assert "does not say which pieces make up a word" in capsys.readouterr().err
+
+
+def test_plain_lines(root: Path, monkeypatch, capsys) -> None:
+    expected = api.score(root / "bert", ["the cat", "dogs"])
+    feed(monkeypatch, b"the cat\r\ndogs")
+    assert main(["score", str(root / "bert")]) == 0
+    rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert [row[3:] for row in rows] == [["2", "the cat"], ["2", "dogs"]]
+    for row, score in zip(rows, expected):
+        values = (score.energy_raw, score.energy_local, score.pseudo_log_likelihood)
+        assert [float(cell) for cell in row[:3]] == pytest.approx(values, abs=1e-3)
+    assert [name for name, _ in expected[1].tokens] == ["dog", "##s"]
+    for kind, column in (("raw", 0), ("local", 1)):
+        feed(monkeypatch, "the cat\n")
+        assert main(["score", str(root / "bert"), "--energy", kind]) == 0
+        cells = capsys.readouterr().out.rstrip("\n").split("\t")
+        assert cells == [rows[0][column], *rows[0][2:]]
+
+
+def test_energy_of_hugging_face_is_by_the_models_own_forward(root: Path) -> None:
+    """Against a bare loop over transformers' classes, without this library's wrapper."""
+    tf = pytest.importorskip("transformers")
+    network = tf.AutoModelForMaskedLM.from_pretrained(root / "bert").eval()
+    ids = [2, 5, 6, 8, 9, 3]  # [CLS] the cat sleep ##s [SEP]
+    allowed = [i for i in range(len(VOCABULARY)) if i > 4]
+    raw = local = likelihood = 0.0
+    for t in range(1, 5):
+        hidden = torch.tensor([[*ids[:t], 4, *ids[t + 1 :]]])
+        with torch.no_grad():
+            scores = network(input_ids=hidden).logits[0, t].double()
+        raw -= float(scores[ids[t]])
+        local -= float(scores[ids[t]] - scores[allowed].logsumexp(0))
+        likelihood += float(scores.log_softmax(0)[ids[t]])
+    (found,) = api.score(root / "bert", ["the cat sleeps"])
+    assert found[1:4] == pytest.approx((raw, local, likelihood), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "complaint", "before"),
+    [
+        ("masked-words", "a cat\n\na dog\n", "standard input:2: the line is blank", 1),
+        ("masked-words", "a cat\na zebra sleeps\n", "standard input:2: 'zebra' is not in the model's vocabulary", 1),
+        ("masked-words", b"a cat\n\xff\n", "standard input:2: the line isn't UTF-8", 1),
+        ("conditional", "ab\tc d\nab c\n", "standard input:2: the line has no tab", 1),
+        ("conditional", "ab\t \n", "standard input:1: the line is blank", 0),
+        ("conditional", "ab\tc x\n", "standard input:1: 'x' is not in the model's vocabulary", 0),
+        ("field-0.4", "abc\n", "standard input:1: 'abc' has 3 letters where 4 are wanted", 0),
+        ("field-0.4", "abcz\n", "standard input:1: 'z' is not one of the letters", 0),
+        ("bert", "the cat\n \n", "standard input:2: the line is blank", 1),
+        ("bert", "the zebra sleeps\n", "standard input:1: 'zebra' is not in the model's vocabulary", 0),
+        ("bert", "the [MASK] sleeps\n", "standard input:1: the line has the special token [MASK]", 0),
+        ("bert", "[SEP]\n", "standard input:1: the line has nothing but special tokens", 0),
+        ("bert", "the " * 40 + "\n", "standard input:1: the line has 42 pieces where the model takes at most 32", 0),
+    ],
+)  # fmt: skip
+def test_a_bad_line_is_one_sentence(name, text, complaint, before, root, monkeypatch, capsys) -> None:
+    feed(monkeypatch, text)
+    assert main(["score", str(root / name)]) == 2
+    out, err = capsys.readouterr()
+    assert complaint in err
+    assert err.count("\n") == 1
+    assert len(out.splitlines()) == before
+
+
+def test_what_is_no_masked_model(root: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    tf = pytest.importorskip("transformers")
+    text = tmp_path / "text.txt"
+    text.write_text("\n".join(SENTENCES * 3) + "\n")
+    causal = {"name": "causal", "width": 8, "heads": 2, "layers": 1, "feedforward": 12}
+    write_run(tmp_path / "causal", {"name": "language", "train": str(text)}, causal)
+    shutil.copytree(root / "bert", tmp_path / "gpt2")
+    tf.GPT2LMHeadModel(tf.GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=15)).save_pretrained(
+        tmp_path / "gpt2"
+    )
+    shutil.copytree(root / "bert", tmp_path / "headless")
+    sizes = {"vocab_size": 15, "hidden_size": 12, "intermediate_size": 16, "num_attention_heads": 2}
+    tf.BertModel(tf.BertConfig(**sizes, num_hidden_layers=2, max_position_embeddings=32)).save_pretrained(
+        tmp_path / "headless"
+    )
+    shutil.copytree(root / "bert", tmp_path / "pickled")
+    (tmp_path / "pickled" / "model.safetensors").unlink()
+    (tmp_path / "pickled" / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'touch exploited'\ntR.")
+    shutil.copytree(root / "bert", tmp_path / "coded")
+    config = json.loads((tmp_path / "coded" / "config.json").read_text())
+    config["auto_map"] = {"AutoModelForMaskedLM": "code.Mine"}
+    (tmp_path / "coded" / "config.json").write_text(json.dumps(config))
+    (tmp_path / "empty").mkdir()
+    complaints = {
+        "causal": "which is no masked model",
+        "gpt2": "holds a GPT2LMHeadModel, which is no masked model",
+        "headless": "holds a BertModel, which is no masked model",
+        "pickled": "its model can't be read",
+        "coded": "names code of its own (auto_map), which is not run",
+        "empty": "is neither a run folder nor one that transformers saved",
+        "absent": "is neither a run folder nor one that transformers saved",
+    }
+    for name, complaint in complaints.items():
+        feed(monkeypatch, "the cat\n")
+        assert main(["score", str(tmp_path / name)]) == 2, name
+        out, err = capsys.readouterr()
+        assert complaint in err.splitlines()[-1], name
+        assert err.splitlines()[-1].startswith(f"unforced: {tmp_path / name}")
+        assert out == ""
+    assert not (tmp_path / "exploited").exists()
+
+
+def test_without_transformers(root: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    feed(monkeypatch, "the cat\n")
+    assert main(["score", str(root / "bert")]) == 2
+    assert "need transformers: pip install 'unforced[hf]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["score", "sample"])
+def test_help_is_light(command: str) -> None:
+    code = (
+        "import sys; from unforced.cli import main; code = main()\n"
+        "print(sorted({'torch', 'numpy', 'transformers'} & set(sys.modules)), file=sys.stderr); sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, command, "--help"], capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "--energy" in done.stdout
+    assert done.stderr.splitlines()[-1] == "[]"
+
+
+def test_words_of_a_text() -> None:
+    coder = TextCoder.learn(["low lower lowest, new newer newest"] * 3, "bpe", size=270)
+    text = "lowest, newness"
+    pieces = coder.segmenter.split(text)
+    found = words_of(coder, text)
+    assert len(found) == len(pieces) == len(coder.encode(text, eos=False))
+    by_word: dict[int | None, str] = {}
+    for word, piece in zip(found, pieces):
+        by_word[word] = by_word.get(word, "") + piece
+    assert list(by_word.values()) == ["Ġlowest", ",", "Ġnewness"]
+    assert words_of(TextCoder.learn(["a b"], "words"), "a b a") == [0, 1, 2]
+    assert words_of(TextCoder.learn(["a b"], "characters"), " ab  a") == [0, 1, 1, 2, 3, 4]

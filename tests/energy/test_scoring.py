@@ -1,0 +1,232 @@
+"""Pseudo-log-likelihoods and energies of sentences against one forward pass for each token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from energy_cases import TableModel, alone, ended, free_of, kept_of, plain_energy, plain_scores
+from torch import Tensor
+
+from unforced.energy.scoring import block_masks, bounded, pseudo_log_likelihood, token_scores
+from unforced.errors import InputError
+from unforced.models.conditional import ConditionalMasked
+from unforced.models.field import Field
+from unforced.models.masked import Masked
+from unforced.types import Batch, Sizes
+
+ROWS = [[4, 3, 5, 5, 3], [5], [3, 4, 4, 5], [4, 4]]
+SOURCES = [[1, 2], [3], [2, 2, 1], [4, 1]]
+WORDS = [[0, 0, 1, 1, 1], [0], [0, 1, 1, 2], [0, 1]]  # which of a row's tokens make up a word
+
+
+def models() -> dict[str, tuple[Any, Batch]]:
+    small = {"width": 8, "heads": 2, "feedforward": 12, "dropout": 0.3}
+    made = {
+        "table": (TableModel(6), ended(ROWS, SOURCES)),
+        "field": (Field(hidden=5, embedding=4).build(Sizes(target=6)), ended(ROWS)),
+        "masked": (Masked(**small, layers=2).build(Sizes(target=6)), ended(ROWS)),
+        "conditional": (
+            ConditionalMasked(**small, encoder_layers=1, decoder_layers=1).build(Sizes(target=6, source=6)),
+            ended(ROWS, SOURCES),
+        ),
+    }
+    rng = torch.Generator().manual_seed(5)
+    for name, (model, _) in made.items():
+        if name != "table":
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.copy_(0.5 * torch.randn(parameter.shape, generator=rng))
+            model.double().train()  # scoring switches dropout off by itself
+    return made
+
+
+@pytest.fixture(params=["table", "field", "masked", "conditional"])
+def case(request: pytest.FixtureRequest) -> tuple[Any, Batch]:
+    return models()[request.param]
+
+
+def numbers(batch: Batch) -> Tensor:
+    """[B,T] numbers of words; −1 for the end symbol and padding."""
+    rows = torch.full(batch.gold.shape, -1)
+    for row, words in zip(rows, WORDS):
+        row[: len(words)] = torch.tensor(words)
+    return rows
+
+
+def plain_log_probs(model: Any, batch: Batch, b: int, masking: str, over: str) -> list[float]:
+    """log p of each token, one pass each."""
+    training, _ = model.training, model.eval()
+    one, words, found = alone(batch, b), WORDS[b], []
+    tokens = one.gold[0].tolist()
+    for t in free_of(one, 0):
+        hidden = [t]
+        if masking != "single":
+            hidden = [s for s, word in enumerate(words) if word == words[t]]
+        if masking == "left_to_right":
+            hidden = [s for s in hidden if s >= t]
+        scores = plain_scores(model, one, tokens, hidden)[t]
+        among = range(len(scores)) if over == "all" else kept_of(batch.symbols, len(scores))
+        found.append(float(scores[tokens[t]] - scores[list(among)].logsumexp(0)))
+    model.train(training)
+    return found
+
+
+@pytest.mark.parametrize("masking", ["single", "left_to_right", "whole"])
+@pytest.mark.parametrize(("over", "tokens"), [("all", 1), ("all", 4096), ("allowed", 7)])
+def test_against_a_pass_for_each_token(case: tuple[Any, Batch], masking: Any, over: Any, tokens: int) -> None:
+    model, batch = case
+    found = token_scores(model, batch, numbers(batch), masking, over, tokens)
+    alone_ = pseudo_log_likelihood(model, batch, numbers(batch), masking, over, tokens)
+    torch.testing.assert_close(alone_, found.log_probs, rtol=0, atol=1e-12)
+    for b in range(len(batch)):
+        expected = plain_log_probs(model, batch, b, masking, over)
+        row = found.log_probs[b]
+        assert row[: len(expected)].tolist() == pytest.approx(expected, abs=1e-10)
+        assert not row[len(expected) :].any()
+        assert float(found.pseudo_log_likelihood[b]) == pytest.approx(sum(expected), abs=1e-10)
+        model.eval()
+        for kind in ("raw", "local"):
+            plain = plain_energy(model, alone(batch, b), batch.gold[b][batch.mask[b]].tolist(), kind)
+            assert float(found.energy(kind)[b]) == pytest.approx(plain, abs=1e-10)
+        model.train()
+
+
+def test_pieces_of_a_word_give_each_other_away() -> None:
+    """A model that copies its neighbour is sure of every piece masked by itself, and of none that is masked with the rest."""
+
+    class Copies:
+        def scores(self, batch: Batch, tokens: Tensor, masked: Tensor) -> Tensor:
+            one_hot = torch.nn.functional.one_hot(tokens, 6).double() * ~masked.unsqueeze(2)
+            near = one_hot.roll(1, dims=1) + one_hot.roll(-1, dims=1)
+            return 20 * near.clamp(max=1)
+
+    batch = ended([[5, 5, 5], [3, 3, 3]])
+    words = torch.tensor([[0, 0, 0, -1]]).expand(2, 4)
+    plain = pseudo_log_likelihood(Copies(), batch).sum(dim=1)
+    left_to_right = pseudo_log_likelihood(Copies(), batch, words, "left_to_right").sum(dim=1)
+    whole = pseudo_log_likelihood(Copies(), batch, words, "whole").sum(dim=1)
+    assert bool((plain > -3).all())
+    assert bool((left_to_right < plain - 1).all())
+    assert bool((whole < left_to_right - 1).all())
+
+
+def test_words_of_one_piece_are_as_before(case: tuple[Any, Batch]) -> None:
+    model, batch = case
+    words = torch.arange(batch.gold.shape[1]).expand(batch.gold.shape)
+    plain = pseudo_log_likelihood(model, batch)
+    for masking in ("left_to_right", "whole"):
+        torch.testing.assert_close(
+            pseudo_log_likelihood(model, batch, words, masking), plain, rtol=0, atol=1e-12
+        )
+
+
+def test_the_model_is_given_few_tokens_at_once() -> None:
+    model, batch = models()["table"]
+    model.seen.clear()
+    token_scores(model, batch, numbers(batch), "whole", tokens=12)
+    assert max(rows * size for rows, size in model.seen) <= 12
+    assert all(size <= 6 for _, size in model.seen)
+    assert {size for _, size in model.seen} == {3, 5, 6}  # short sentences aren't padded to the longest
+
+
+def test_parts_are_of_like_size_and_bounded() -> None:
+    sizes = torch.randint(1, 20, (50,), generator=torch.Generator().manual_seed(1))
+    parts = list(bounded(sizes, 40))
+    assert sorted(torch.cat([numbers for numbers, _ in parts]).tolist()) == list(range(50))
+    for numbers_, size in parts:
+        assert int(sizes[numbers_].max()) == size
+        assert len(numbers_) * size <= 40 or len(numbers_) == 1
+    assert list(bounded(sizes[:0], 4)) == []
+
+
+def test_block_masks() -> None:
+    free = torch.tensor([[True, True, True, False]])
+    words = torch.tensor([[3, 3, -1, -1]])
+    whole = block_masks(free, words, "whole")
+    assert whole is not None
+    assert whole[0].int().tolist() == [[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
+    assert block_masks(free, None, "single") is None
+
+
+def test_nothing_to_score_and_what_is_refused(case: tuple[Any, Batch]) -> None:
+    model, batch = case
+    with pytest.raises(InputError, match="needs to know the words"):
+        token_scores(model, batch, None, "whole")
+    with pytest.raises(InputError, match="masking is single or left_to_right or whole, not 'words'"):
+        token_scores(model, batch, None, "words")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="over is all or allowed, not 'some'"):
+        token_scores(model, batch, over="some")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="tokens must be at least 1"):
+        token_scores(model, batch, tokens=0)
+    with pytest.raises(InputError, match="scoring needs a model with scores"):
+        token_scores(object(), batch)
+    empty = ended([[]], [[1]] if batch.source is not None else None)
+    found = token_scores(model, empty)
+    assert found.pseudo_log_likelihood.tolist() == [0.0]
+    assert found.energy("raw").tolist() == [0.0]
+
+
+def bare_models() -> dict[str, Callable[[], Any]]:
+    """Small random masked models of transformers."""
+    tf = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 17, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 40}  # fmt: skip
+    distil = {"vocab_size": 17, "dim": 16, "hidden_dim": 24, "n_layers": 2, "n_heads": 2}
+    special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
+    return {
+        "bert": lambda: tf.BertForMaskedLM(tf.BertConfig(**sizes, pad_token_id=0)),
+        "roberta": lambda: tf.RobertaForMaskedLM(tf.RobertaConfig(**sizes, pad_token_id=0)),
+        "distilbert": lambda: tf.DistilBertForMaskedLM(tf.DistilBertConfig(**distil, pad_token_id=0)),
+        "modernbert": lambda: tf.ModernBertForMaskedLM(
+            tf.ModernBertConfig(**sizes, **special, local_attention=4)
+        ),
+        "electra": lambda: tf.ElectraForMaskedLM(tf.ElectraConfig(**sizes, embedding_size=8, pad_token_id=0)),
+        "albert": lambda: tf.AlbertForMaskedLM(tf.AlbertConfig(**sizes, embedding_size=8, pad_token_id=0)),
+        "deberta": lambda: tf.DebertaV2ForMaskedLM(tf.DebertaV2Config(**sizes, pad_token_id=0)),
+    }
+
+
+@pytest.mark.parametrize(
+    "name", ["bert", "roberta", "distilbert", "modernbert", "electra", "albert", "deberta"]
+)
+def test_only_masked_positions_of_hugging_face_models_are_projected(name: str) -> None:
+    from unforced.models.huggingface import batch as batch_of
+    from unforced.models.huggingface import wrap
+    from unforced.models.huggingface.split import SplitMasked, split
+
+    torch.manual_seed(1)
+    bare = bare_models()[name]().train()
+    for parameter in bare.parameters():
+        parameter.data.add_(0.2 * torch.randn_like(parameter))
+    model = wrap(bare, mask=3)
+    apart = split(model)
+    assert isinstance(apart, SplitMasked)
+    assert bare.training
+    ids = torch.randint(4, 17, (3, 7), generator=torch.Generator().manual_seed(2))
+    there = torch.ones_like(ids)
+    there[1, 4:] = there[2, 6:] = 0
+    batch = batch_of(model, ids.masked_fill(there == 0, 0), there)
+    plain, quick = pseudo_log_likelihood(model, batch), pseudo_log_likelihood(apart, batch)
+    torch.testing.assert_close(quick, plain, rtol=0, atol=1e-4)
+    assert int((plain != 0).sum()) == int(there.sum())
+
+
+def test_a_model_that_cannot_be_taken_apart_stays_whole() -> None:
+    from unforced.models.huggingface import wrap
+    from unforced.models.huggingface.split import SplitMasked, split
+
+    tf = pytest.importorskip("transformers")
+
+    class Scaled(tf.BertForMaskedLM):  # type: ignore[misc]
+        """Its scores depend on more than what its body gives."""
+
+        def forward(self, input_ids: Any = None, **rest: Any) -> Any:
+            output = super().forward(input_ids, **rest)
+            output.logits = output.logits * (1.0 if input_ids is None else 1.5)
+            return output
+
+    sizes = {"vocab_size": 17, "hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2}
+    model = wrap(Scaled(tf.BertConfig(**sizes, num_hidden_layers=1, pad_token_id=0)), mask=3)
+    assert not isinstance(split(model), SplitMasked)

@@ -1,0 +1,72 @@
+"""Two processes make the updates of one with the same global batch: DDP and FSDP2, on gloo."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from trainer_cases import tf
+from two_processes import train
+
+import unforced
+from unforced.errors import InputError
+
+OBJECTIVES = ["cross_entropy", "parallel_scheduled_sampling", "soft_beam"]
+JOBS = [f"{how}-t5-{name}" for how in ("ddp", "fsdp") for name in OBJECTIVES]
+JOBS += ["ddp-gpt2-minimum_risk"]  # which counts examples, not tokens
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
+    """What torchrun's two processes of four rows each come to, for all jobs."""
+    output = tmp_path_factory.mktemp("two") / "found.safetensors"
+    script = Path(__file__).with_name("two_processes.py")
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*launcher, f"--master-port={free_port()}", str(script), str(output), "4", *JOBS],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    saved = output.parent / "t5-soft_beam"
+    model = tf.AutoModelForSeq2SeqLM.from_pretrained(saved, local_files_only=True, dtype=torch.float64)
+    loaded = {f"saved/{key}": value for key, value in model.state_dict().items()}
+    return load_file(output) | loaded
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_two_processes_are_one(job: str, two: dict[str, Tensor], tmp_path: Path) -> None:
+    _, kind, name = job.split("-")
+    one = train(tmp_path, "alone", kind, name, 8)
+    found = {key.removeprefix(f"{job}/"): value for key, value in two.items() if key.startswith(f"{job}/")}
+    assert set(found) == set(one)
+    assert len(one["losses"]) == len(one["norms"]) == 3
+    for key, value in one.items():
+        torch.testing.assert_close(found[key], value, rtol=1e-4, atol=1e-6)
+
+
+def test_what_was_split_is_saved_whole(two: dict[str, Tensor]) -> None:
+    saved = {key.removeprefix("saved/"): value for key, value in two.items() if key.startswith("saved/")}
+    assert saved
+    for key, value in saved.items():
+        torch.testing.assert_close(value, two[f"fsdp-t5-soft_beam/{key}"], rtol=0, atol=0)
+
+
+def test_a_lone_process_has_nothing_to_split_over() -> None:
+    with pytest.raises(InputError, match="start it by torchrun"):
+        unforced.shard(torch.nn.Linear(2, 2))

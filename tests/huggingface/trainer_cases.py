@@ -1,0 +1,211 @@
+"""Small data sets, models and trainers for the tests of ``UnforcedTrainer``."""
+
+from __future__ import annotations
+
+import functools
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import unforced
+from unforced.catalogue import CATALOGUE
+from unforced.errors import InputError
+from unforced.integrations.vocabulary import LabelledExamples, TokenizerVocabulary
+from unforced.models.huggingface import batch
+from unforced.objectives.protocol import fitted
+from unforced.types import Progress
+
+tf = pytest.importorskip("transformers")
+tf.logging.set_verbosity_error()
+
+V = 16
+PAD, BOS, EOS, MASK = 0, 1, 2, 3
+WORDS = range(4, V)
+SPECIAL: dict[str, Any] = {"pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS}
+
+# What each objective is tried with; whatever else the catalogue has is tried with its defaults.
+SETTINGS: dict[str, dict[str, Any]] = {
+    "cross_entropy": {},
+    "label_smoothing": {"smoothing": 0.1},
+    "self_normalized": {"strength": 0.05},
+    "scheduled_sampling": {"feed": "sample", "mixing": 0.7},
+    "parallel_scheduled_sampling": {"p": 0.3},
+    "token_smoothing": {"tau": 0.1, "mix": 0.3},
+    "sequence_smoothing": {"tau": 0.2, "mix": 0.5},
+    "token_sequence_smoothing": {},
+    "soft_beam": {"beam": 2, "alpha": 4.0},
+    "beam_search_optimization": {"beam": 2, "scores": "local"},
+    "minimum_risk": {"samples": 4, "alpha": 0.5, "max_length": 8},
+}
+REFUSALS = (  # what objectives say where a model, or the special tokens in front of its texts, are not for them
+    "needs a model with",
+    "sequences must be padded at their end to be summed over",
+)
+MORE: dict[str, dict[str, Any]] = {  # a second form of some
+    "scheduled_sampling": {"feed": "soft_argmax", "mixing": 0.7, "alpha": 4.0},
+    "soft_beam": {"beam": 2, "alpha": 4.0, "loss": "hinge", "scores": "global", "checkpoint": True},
+}
+
+
+def objective(name: str) -> Any:
+    return unforced.objective(name, **SETTINGS.get(name, {}))
+
+
+def t5(dropout: float = 0.0, width: int = 32, layers: int = 1) -> Any:
+    config = tf.T5Config(
+        vocab_size=V, d_model=width, d_kv=width // 2, d_ff=2 * width, num_layers=layers, num_heads=2,
+        dropout_rate=dropout, decoder_start_token_id=PAD, pad_token_id=PAD, eos_token_id=EOS,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    return tf.T5ForConditionalGeneration(config)
+
+
+def gpt2(dropout: float = 0.0, width: int = 32, layers: int = 2) -> Any:
+    config = tf.GPT2Config(
+        vocab_size=V, n_embd=width, n_layer=layers, n_head=2, n_positions=32, **SPECIAL,
+        resid_pdrop=dropout, embd_pdrop=dropout, attn_pdrop=dropout,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    return tf.GPT2LMHeadModel(config)
+
+
+def bart(width: int = 32, layers: int = 1) -> Any:
+    config = tf.BartConfig(
+        vocab_size=V, d_model=width, encoder_layers=layers, decoder_layers=layers, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=2 * width, decoder_ffn_dim=2 * width, max_position_embeddings=32,
+        dropout=0.0, decoder_start_token_id=BOS, forced_eos_token_id=None, **SPECIAL,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    return tf.BartForConditionalGeneration(config)
+
+
+def bert() -> Any:
+    config = tf.BertConfig(
+        vocab_size=V, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        max_position_embeddings=32, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, pad_token_id=PAD,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    return tf.BertForMaskedLM(config)
+
+
+MODELS = {"t5": t5, "gpt2": gpt2}
+KINDS = {**MODELS, "bart": bart, "bert": bert}
+WRAPPING: dict[str, dict[str, Any]] = {
+    "t5": {}, "bart": {}, "gpt2": {}, "bert": {"mask": MASK, "banned": (BOS, EOS)}
+}  # fmt: skip
+
+
+@functools.cache
+def subject(kind: str) -> tuple[Any, list[dict[str, list[int]]]]:
+    """A model of this kind, wrapped, and two examples."""
+    return unforced.wrap(KINDS[kind](), **WRAPPING[kind]), examples(kind, 2)
+
+
+@functools.cache
+def serves(name: str, kind: str) -> bool:
+    """Whether an objective is for this kind of model; one that isn't must say what the model lacks."""
+    model, data = subject(kind)
+    how = fitted(objective(name), TokenizerVocabulary(model), LabelledExamples(data))
+    try:
+        how(model, batch(model, **collate(data)), progress=Progress(), rng=torch.Generator().manual_seed(0))
+    except InputError as error:
+        if not any(words in str(error) for words in REFUSALS):
+            raise
+        return False
+    return True
+
+
+def objectives_for(kind: str) -> list[str]:
+    return [name for name in CATALOGUE["objectives"] if serves(name, kind)]
+
+
+def texts(count: int, seed: int = 0, least: int = 1, most: int = 5) -> list[list[int]]:
+    rng = random.Random(seed)
+    return [[rng.choice(WORDS) for _ in range(rng.randint(least, most))] for _ in range(count)]
+
+
+def copies(kind: str, count: int, seed: int = 0, least: int = 1, most: int = 5) -> list[dict[str, list[int]]]:
+    """Examples of a copy task: the output is the source, or for a causal model the prompt behind a separator."""
+    data = []
+    for words in texts(count, seed, least, most):
+        if kind != "gpt2":
+            data.append({"input_ids": [*words, EOS], "labels": [*words, EOS]})
+        else:
+            prompt = [BOS, *words, MASK]
+            ids = [*prompt, *words, EOS]
+            data.append({"input_ids": ids, "labels": [*[-100] * len(prompt), *words, EOS]})
+    return data
+
+
+def examples(kind: str, count: int) -> list[dict[str, list[int]]]:
+    """Copies, or for a masked model short texts without labels."""
+    if kind != "bert":
+        return copies(kind, count)
+    return [{"input_ids": [BOS, *words, EOS]} for words in texts(count, least=1, most=2)]
+
+
+def collate(items: list[dict[str, list[int]]]) -> dict[str, Tensor]:
+    """Pad at the right, as most collators do."""
+
+    def padded(name: str, value: int) -> Tensor:
+        width = max(len(item[name]) for item in items)
+        return torch.tensor([[*item[name], *[value] * (width - len(item[name]))] for item in items])
+
+    ids = padded("input_ids", PAD)
+    lengths = torch.tensor([len(item["input_ids"]) for item in items])
+    made = {"input_ids": ids, "attention_mask": (torch.arange(ids.shape[1]) < lengths.unsqueeze(1)).long()}
+    return made | ({"labels": padded("labels", -100)} if "labels" in items[0] else {})
+
+
+def arguments(folder: Path, seq2seq: bool = False, **options: Any) -> Any:
+    kind = tf.Seq2SeqTrainingArguments if seq2seq else tf.TrainingArguments
+    usual: dict[str, Any] = {
+        "output_dir": str(folder),
+        "use_cpu": True,
+        "max_steps": 3,
+        "per_device_train_batch_size": 8,
+        "learning_rate": 1e-3,
+        "lr_scheduler_type": "constant",
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        "seed": 5,
+    }
+    return kind(**{**usual, **options})
+
+
+def trainer(
+    kind: str,
+    how: Any,
+    folder: Path,
+    *,
+    model: nn.Module | None = None,
+    data: list | None = None,
+    cls: Any = None,
+    **options: Any,
+) -> Any:
+    """A trainer of a tiny model on copies; ``how`` is an objective, or None for the stock class."""
+    cls = cls or (unforced.UnforcedTrainer if how is not None else tf.Trainer)
+    given: dict[str, Any] = {} if how is None else {"objective": how, "wrapping": WRAPPING[kind]}
+    made = cls(
+        model=KINDS[kind]() if model is None else model,
+        args=arguments(folder, seq2seq="Seq2Seq" in cls.__name__, **options),
+        train_dataset=examples(kind, 24) if data is None else data,
+        data_collator=collate,
+        **given,
+    )
+    made.remove_callback(tf.trainer_callback.PrinterCallback)
+    return made
+
+
+def losses(made: Any) -> list[float]:
+    return [entry["loss"] for entry in made.state.log_history if "loss" in entry]
+
+
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}
