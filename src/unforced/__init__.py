@@ -26,6 +26,8 @@ if TYPE_CHECKING:
         model,
         objective,
         report,
+        sample,
+        score,
         task,
         train,
     )
@@ -53,7 +55,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "api": "Loaded batch compare decode evaluate fit load model objective report task train",
+    "api": "Loaded batch compare decode evaluate fit load model objective report sample score task train",
     "errors": "InputError",
     "integrations.forward": "shard",
     "integrations.trainer": "UnforcedSeq2SeqTrainer UnforcedTrainer",
@@ -70,7 +72,7 @@ __all__ = [
     "Batch", "Codec", "DecoderState", "Encoded", "Example", "Examples", "FittedTask", "Hypotheses", "InputError",
     "Loaded", "Loss", "MaskedModel", "Metric", "ModelSpec", "Objective", "Progress", "Sizes", "StepDecoder",
     "Symbols", "Task", "UnforcedSeq2SeqTrainer", "UnforcedTrainer", "batch", "compare", "decode", "evaluate", "fit",
-    "load", "model", "objective", "report", "shard", "task", "train", "wrap",
+    "load", "model", "objective", "report", "sample", "score", "shard", "task", "train", "wrap",
 ]  # fmt: skip
 
 

@@ -49,7 +49,7 @@ class Display:
     def say(self, text: str) -> None:
         """A line that stays."""
         if not self.quiet:
-            self.console.print(Text(text))
+            self.console.print(Text(text), soft_wrap=True)  # paths stay whole
 
     def log(self, text: str) -> None:
         """A line for those who see no bars."""
