@@ -111,6 +111,18 @@ def test_padding_and_company_change_nothing(case: Case) -> None:
 
 
 @every_case
+def test_features_at_some_positions_are_those_of_all(case: Case) -> None:
+    model, batch = case.model(), batch_for(case.sizes)
+    if not hasattr(model, "features_at"):
+        assert hasattr(model, "conditional_scores")  # which needs no such thing
+        return
+    hidden, positions = some_hidden(batch), torch.tensor([[0, 3], [0, 0], [2, 1], [1, 0]])
+    whole = model.features(batch, batch.gold, hidden)
+    some = model.features_at(batch, batch.gold, hidden, positions)
+    close(some, whole[torch.arange(4).unsqueeze(1), positions])
+
+
+@every_case
 def test_rows_of_an_example_are_adjacent(case: Case) -> None:
     model, batch = case.model(), batch_for(case.sizes)
     tokens = torch.randint(3, 9, (12, 6), generator=torch.Generator().manual_seed(1))

@@ -157,14 +157,36 @@ class MutualBlock(Block):
         self.cross = CrossAttention(width, heads) if cross else None
 
     def forward(
-        self, x: Tensor, mask: Tensor | None, memory: Cache | None, memory_mask: Tensor | None
+        self,
+        x: Tensor,
+        mask: Tensor | None,
+        memory: Cache | None,
+        memory_mask: Tensor | None,
+        places: Tensor | None = None,
     ) -> Tensor:
-        q, k, v = split_heads(self.qkv(self.self_norm(x)), 3, self.heads)
+        """[R,T,width] -> [R,T,width], or [R,P,width] at the ``places`` [R,P], where the others are only looked at."""
+        normed, width = self.self_norm(x), x.shape[-1]
+        if places is None:
+            q, k, v = split_heads(self.qkv(normed), 3, self.heads)
+        else:
+            k, v = split_heads(F.linear(normed, self.qkv.weight[width:]), 2, self.heads)
+            (q,) = split_heads(F.linear(picked(normed, places), self.qkv.weight[:width]), 1, self.heads)
+            x = picked(x, places)
         seen = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)  # [R,heads,T,d]
         x = self._add(x, self.self_out(seen.transpose(1, 2).flatten(2)))
         if self.cross is not None and memory is not None:
             x = self._add(x, self.cross(x, memory, memory_mask))
         return self._feed(x)
+
+
+def picked(x: Tensor, places: Tensor) -> Tensor:
+    """[R,T,E] at the places [R,P]: [R,P,E].
+
+    >>> picked(torch.arange(6.0).view(1, 3, 2), torch.tensor([[2, 0]]))
+    tensor([[[4., 5.],
+             [0., 1.]]])
+    """
+    return x.gather(1, places.unsqueeze(2).expand(-1, -1, x.shape[2]))
 
 
 class MutualBlocks(nn.Module):
@@ -197,12 +219,18 @@ class MutualBlocks(nn.Module):
         there: Tensor | None,
         memories: tuple[Cache, ...] | None = None,
         memory_mask: Tensor | None = None,
+        places: Tensor | None = None,
     ) -> Tensor:
-        """[R,T,width] -> [R,T,width]; ``there`` [R,T] says which positions are seen, None that all are."""
+        """[R,T,width] -> [R,T,width], or [R,P,width] if only some ``places`` [R,P] are asked for.
+
+        ``there`` [R,T] says which positions are seen, None that all are.
+        """
         x = dropout(x + self._places(x), self.rate, self.training)
         mask = None if there is None or bool(there.all()) else there[:, None, None]  # [R,1,1,T]
+        last = len(self.blocks) - 1
         for number, block in enumerate(self.blocks):
-            x = block(x, mask, None if memories is None else memories[number], memory_mask)
+            memory = None if memories is None else memories[number]
+            x = block(x, mask, memory, memory_mask, places if number == last else None)
         return self.norm(x)
 
     def _places(self, x: Tensor) -> Tensor:

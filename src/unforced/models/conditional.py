@@ -108,6 +108,10 @@ class ConditionalMaskedModel(MaskedTokens):
         return _Read(states, tuple(map(Cache, parts[::2], parts[1::2])), batch.source_mask)
 
     def features(self, batch: Batch, tokens: Tensor, masked: Tensor) -> Tensor:
+        return self.features_at(batch, tokens, masked, None)
+
+    def features_at(self, batch: Batch, tokens: Tensor, masked: Tensor, positions: Tensor | None) -> Tensor:
+        """The features at positions [R,P] alone, [R,P,H]; at all of them if None."""
         rows, read = rows_of(batch, tokens, masked), self._read(batch)
         memories, mask = read.memories, None if read.mask is None else read.mask[:, None, None]
         if rows.copies > 1:
@@ -115,7 +119,7 @@ class ConditionalMaskedModel(MaskedTokens):
                 Cache(*(part.repeat_interleave(rows.copies, dim=0) for part in memory)) for memory in memories
             )
             mask = None if mask is None else mask.repeat_interleave(rows.copies, dim=0)
-        return self.decoder(self.inputs(rows), rows.there, memories, mask)
+        return self.decoder(self.inputs(rows), rows.there, memories, mask, positions)
 
     def length_scores(self, batch: Batch) -> Tensor:
         """[B,longest]: the score of each length 1, 2, … of the target, the end symbol not counted."""

@@ -78,6 +78,10 @@ class MaskedTransformer(MaskedTokens):
         self.length_scores = None if spec.lengths is None else LengthTable(spec.lengths)
 
     def features(self, batch: Batch, tokens: Tensor, masked: Tensor) -> Tensor:
+        return self.features_at(batch, tokens, masked, None)
+
+    def features_at(self, batch: Batch, tokens: Tensor, masked: Tensor, positions: Tensor | None) -> Tensor:
+        """The features at positions [R,P] alone, [R,P,H]; at all of them if None."""
         refuse_source(batch, "masked")
         rows = rows_of(batch, tokens, masked)
-        return self.blocks(self.inputs(rows), rows.there)
+        return self.blocks(self.inputs(rows), rows.there, places=positions)
