@@ -16,6 +16,8 @@ from typing import Any
 import corpus
 from harness import HERE, WORK, SideError, Sides, interleave, ratio, row, say
 from plain_chains import plain_sweep
+from trained import learn
+from updates import allocated
 
 SENTENCES, LENGTH = 32, 12
 UPDATES = 1500  # how much is rejected, and so what a step costs, is a matter of training
@@ -56,7 +58,7 @@ def trained(data: corpus.Corpus, updates: int) -> Any:
 
     from unforced.models.masked import Masked
     from unforced.objectives.masked_lm import MaskedLM
-    from unforced.types import Progress, Sizes
+    from unforced.types import Sizes
 
     torch.manual_seed(1)
     model = Masked().build(Sizes(data.vocabulary))
@@ -65,22 +67,8 @@ def trained(data: corpus.Corpus, updates: int) -> Any:
         model.load_state_dict(load_file(kept))
         return model.eval()
     say(f"  training the masked model, {updates} updates (kept for the next time)")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.98), fused=True)
     targets = [target for _, target in data.ids("train")]
-    order = torch.randperm(len(targets), generator=torch.Generator().manual_seed(1)).tolist()
-    objective, rng = MaskedLM(), torch.Generator().manual_seed(1)
-    model.train()
-    for step in range(updates):
-        for group in optimizer.param_groups:
-            group["lr"] = 1e-3 * min(1.0, (step + 1) / 50)
-        rows = [order[(corpus.BATCH * step + i) % len(order)] for i in range(corpus.BATCH)]
-        loss = objective(model, collated([targets[i] for i in rows]), progress=Progress(step), rng=rng)
-        loss.mean.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        if (step + 1) % 50 == 0:
-            say(f"    {step + 1} updates, loss {float(loss.mean.detach()):.2f}")
+    learn(model, MaskedLM(), updates, len(targets), lambda rows: collated([targets[i] for i in rows]))
     save_file(model.state_dict(), kept)
     return model.eval()
 
@@ -332,20 +320,6 @@ def _memory(data: corpus.Corpus) -> list[dict]:
             absolute=f"{most[200] / 2**20:.0f} and {most[20] / 2**20:.0f} MiB; micro-batches of {TOKENS} tokens",
         )
     ]
-
-
-def allocated(work: Any) -> int:
-    """The most bytes that were allocated at once while ``work`` ran."""
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
-        work()
-    held = most = 0
-    changes = [event for event in seen.profiler.kineto_results.events() if event.name() == "[memory]"]
-    for event in sorted(changes, key=lambda event: event.start_ns()):
-        held += event.nbytes()
-        most = max(most, held)
-    return most
 
 
 # ---- log Z ----

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import corpus
 from harness import WORK, say
 from shapes import SHAPES, unforced_model
@@ -23,7 +26,7 @@ def trained(name: str, data: corpus.Corpus, updates: int, vocabulary: int | None
     from safetensors.torch import load_file, save_file
 
     from unforced.objectives.cross_entropy import CrossEntropy
-    from unforced.types import Progress, Sizes
+    from unforced.types import Sizes
 
     torch.manual_seed(1)
     size = data.vocabulary if vocabulary is None else vocabulary
@@ -39,25 +42,34 @@ def trained(name: str, data: corpus.Corpus, updates: int, vocabulary: int | None
         _copy(trained(name, data, updates), model)
         updates = updates // MORE
     say(f"  training the {label}, {updates} updates (kept for the next time)")
+    pairs = data.ids("train")
+    learn(model, CrossEntropy(), updates, data.train, lambda rows: batch([pairs[i] for i in rows]))
+    save_file(model.state_dict(), kept)
+    return model
+
+
+def learn(model, objective, updates: int, examples: int, make: Callable[[list[int]], Any]) -> None:
+    """Train on ``corpus.BATCH`` examples at an update, in another order every epoch; ``make`` collates those of some numbers."""
+    import torch
+
+    from unforced.types import Progress
+
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.98), fused=True)
-    shuffle = torch.Generator().manual_seed(1)
-    epochs = -(-updates * corpus.BATCH // data.train)
-    order = [row for _ in range(epochs) for row in torch.randperm(data.train, generator=shuffle).tolist()]
-    pairs, objective, rng = data.ids("train"), CrossEntropy(), torch.Generator().manual_seed(1)
+    shuffle, rng = torch.Generator().manual_seed(1), torch.Generator().manual_seed(1)
+    epochs = -(-updates * corpus.BATCH // examples)
+    order = [row for _ in range(epochs) for row in torch.randperm(examples, generator=shuffle).tolist()]
     model.train()
     for step in range(updates):
         for group in optimizer.param_groups:
             group["lr"] = 1e-3 * min(1.0, (step + 1) / WARM_UP)
         rows = order[corpus.BATCH * step : corpus.BATCH * (step + 1)]
-        loss = objective(model, batch([pairs[i] for i in rows]), progress=Progress(step), rng=rng)
+        loss = objective(model, make(rows), progress=Progress(step), rng=rng)
         loss.mean.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
         if (step + 1) % 50 == 0:
             say(f"    {step + 1} updates, loss {float(loss.mean.detach()):.2f}")
-    save_file(model.state_dict(), kept)
-    return model
 
 
 def _copy(small, large) -> None:

@@ -47,14 +47,24 @@ def cost(title: str, against: str, times: dict[str, list[float]], over: str, tar
 def peak(model, objective, each) -> int:
     """The most bytes that were allocated at once by one forward and backward pass."""
     import torch
-    from torch.profiler import ProfilerActivity, profile
 
     from unforced.types import Progress
 
     mine = copy.deepcopy(model).train()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+
+    def work() -> None:
         loss = objective(mine, each, progress=Progress(), rng=torch.Generator().manual_seed(1))
         loss.mean.backward()
+
+    return allocated(work)
+
+
+def allocated(work: Callable[[], None]) -> int:
+    """The most bytes that were allocated at once while ``work`` ran."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        work()
     held = most = 0
     changes = [event for event in seen.profiler.kineto_results.events() if event.name() == "[memory]"]
     for event in sorted(changes, key=lambda event: event.start_ns()):

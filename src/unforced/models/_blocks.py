@@ -92,12 +92,23 @@ class CrossAttention(nn.Module):
         return self.out(_merge(F.scaled_dot_product_attention(q, memory.keys, memory.values, attn_mask=mask)))
 
 
-class DecoderBlock(Block):
-    """x += self-attention(norm x); x += cross-attention(norm x) if there is a memory; x += feed-forward(norm x)."""
+class ReadingBlock(Block):
+    """A block that may read from a memory between its self-attention and its feed-forward part."""
 
     def __init__(self, width: int, heads: int, feedforward: int, rate: float, cross: bool) -> None:
         super().__init__(width, heads, feedforward, rate)
         self.cross = CrossAttention(width, heads) if cross else None
+
+    def _rest(self, x: Tensor, seen: Tensor, memory: Cache | None, mask: Tensor | None) -> Tensor:
+        """What comes behind self-attention, which has ``seen`` [R,heads,T,d]."""
+        x = self._add(x, self.self_out(_merge(seen)))
+        if self.cross is not None and memory is not None:
+            x = self._add(x, self.cross(x, memory, mask))
+        return self._feed(x)
+
+
+class DecoderBlock(ReadingBlock):
+    """x += self-attention(norm x); x += cross-attention(norm x) if there is a memory; x += feed-forward(norm x)."""
 
     def forward(
         self,
@@ -117,10 +128,7 @@ class DecoderBlock(Block):
             k, v = torch.cat([past.keys, k], dim=2), torch.cat([past.values, v], dim=2)
         causal = past is None and x.shape[1] > 1
         seen = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
-        x = self._add(x, self.self_out(_merge(seen)))
-        if self.cross is not None and memory is not None:
-            x = self._add(x, self.cross(x, memory, memory_mask))
-        return self._feed(x), Cache(k, v)
+        return self._rest(x, seen, memory, memory_mask), Cache(k, v)
 
 
 def _merge(x: Tensor) -> Tensor:

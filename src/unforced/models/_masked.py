@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unforced.errors import InputError
-from unforced.models._blocks import Block, Cache, CrossAttention, sinusoids, split_heads
+from unforced.models._blocks import Cache, ReadingBlock, sinusoids, split_heads
 from unforced.models._dropout import dropout
 from unforced.models._tokens import TargetTokens
 from unforced.models.protocol import require
@@ -149,12 +149,8 @@ def lengths_of(batch: Batch) -> Tensor:
     return mask.sum(dim=1)
 
 
-class MutualBlock(Block):
+class MutualBlock(ReadingBlock):
     """x += self-attention(norm x), everything sees everything; x += cross-attention(norm x); x += feed-forward(norm x)."""
-
-    def __init__(self, width: int, heads: int, feedforward: int, rate: float, cross: bool) -> None:
-        super().__init__(width, heads, feedforward, rate)
-        self.cross = CrossAttention(width, heads) if cross else None
 
     def forward(
         self,
@@ -173,10 +169,7 @@ class MutualBlock(Block):
             (q,) = split_heads(F.linear(picked(normed, places), self.qkv.weight[:width]), 1, self.heads)
             x = picked(x, places)
         seen = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)  # [R,heads,T,d]
-        x = self._add(x, self.self_out(seen.transpose(1, 2).flatten(2)))
-        if self.cross is not None and memory is not None:
-            x = self._add(x, self.cross(x, memory, memory_mask))
-        return self._feed(x)
+        return self._rest(x, seen, memory, memory_mask)
 
 
 def picked(x: Tensor, places: Tensor) -> Tensor:
