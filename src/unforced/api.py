@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from unforced import catalogue
+from unforced import catalogue, earlier
 from unforced import recipe as recipes
 from unforced.errors import InputError
 from unforced.loading import Loaded, OwnModel, build_network, fastest_device, load, read_recipe
@@ -79,17 +78,13 @@ def train(
     chosen = recipes.load(recipe, overrides, None if variant is None else [variant])
     single = chosen.single(variant, seed)
     folder = run_folder(RUNS, single) if run is None else Path(run)
-    run_job(job(_warm(single, folder)), folder, resume=resume, quiet=quiet)
+    run_job(
+        job(earlier.placed(single, lambda name: folder.parent / f"{name}-{single.seeds[0]}")),
+        folder,
+        resume=resume,
+        quiet=quiet,
+    )
     return folder
-
-
-def _warm(single: Recipe, folder: Path) -> Recipe:
-    """Let ``warm_start = "variant:NAME"`` name the run of that variant and the same seed, beside this one."""
-    start = single.training.warm_start or ""
-    if not start.startswith("variant:"):
-        return single
-    beside = folder.parent / f"{start.removeprefix('variant:')}-{single.seeds[0]}"
-    return replace(single, training=replace(single.training, warm_start=str(beside.absolute())))
 
 
 def run_folder(root: Path, single: Recipe) -> Path:

@@ -60,6 +60,11 @@ CATALOGUE: dict[str, dict[str, str]] = {
         "soft_beam": "unforced.decoding.soft_beam:SoftBeam",
         "gold_history": "unforced.decoding.gold_history:GoldHistory",
         "mask_predict": "unforced.energy.mask_predict:MaskPredict",
+        "chain": "unforced.energy.chain:Chain",
+    },
+    "kernels": {
+        "metropolis_hastings": "unforced.energy.kernels:MetropolisHastings",
+        "gibbs": "unforced.energy.gibbs:Gibbs",
     },
     "costs": {
         "hamming": "unforced.costs:Hamming",
@@ -80,6 +85,7 @@ PROTOCOLS = {
     "unforced.objectives.protocol:Objective": "objectives",
     "unforced.schedules:Schedule": "schedules",
     "unforced.costs:Cost": "costs",
+    "unforced.energy.kernels:Sampler": "kernels",
 }
 
 

@@ -32,7 +32,7 @@ app = App(
     default_parameter=Parameter(negative=()),
 )
 
-Kind = Literal["objectives", "tasks", "models", "decoders", "schedules", "costs", "recipes"]
+Kind = Literal["objectives", "tasks", "models", "decoders", "schedules", "costs", "kernels", "recipes"]
 
 
 @app.command

@@ -8,21 +8,22 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
+from unforced import catalogue, graded
 from unforced.energy import energies
-from unforced.energy.chains import Traces, run_chains
+from unforced.energy.chains import ChainFolder, Traces, run_chains
 from unforced.energy.diagnostics import LEAST_ESS, WORST_RHAT, Diagnosis, diagnose
 from unforced.energy.energies import Kind
-from unforced.energy.gibbs import Gibbs
-from unforced.energy.kernels import MetropolisHastings, SweepInfo
+from unforced.energy.kernels import Sampler, SweepInfo
 from unforced.energy.mask_predict import random_start, warm_start
-from unforced.energy.proposals import Proposals
 from unforced.energy.scoring import Masking, token_scores
 from unforced.errors import InputError, check_choice
+from unforced.graded import Scores
 from unforced.plots.traces import plot_traces
 from unforced.sentences import Reader, Sentence
 from unforced.stream import text_of
@@ -32,7 +33,6 @@ from unforced.training.randomness import generator
 from unforced.types import Batch
 
 Start = Literal["random", "greedy", "data"]
-KERNELS: dict[str, type[Proposals]] = {"metropolis_hastings": MetropolisHastings, "gibbs": Gibbs}
 PICTURE = "traces.svg"
 SHOWN = 8  # stuck chains that are named
 
@@ -130,6 +130,8 @@ class Sampled(NamedTuple):
     traces: Traces
     diagnosis: Diagnosis
     picture: Path
+    scores: Scores  # of the outputs by the task's metrics, where their examples have answers
+    left_out: int  # sweeps of burn-in
 
     def report(self) -> dict[str, Any]:
         """The diagnosis in plain words and numbers."""
@@ -146,7 +148,15 @@ class Sampled(NamedTuple):
             "examples": len(found.rhat),
             "chains": chains,
             "stuck": [list(divmod(row, chains)) for row in found.stuck.nonzero().squeeze(1).tolist()],
+            "scores": {
+                name: {"mean": self.mean(name), "last": rows[-1][1]} for name, rows in self.scores.items()
+            },
         }
+
+    def mean(self, metric: str) -> float:
+        """The mean score of the sweeps behind burn-in that were kept; of the last one if there is none."""
+        later = [score for sweep, score in self.scores[metric] if sweep > self.left_out]
+        return fmean(later or [self.scores[metric][-1][1]])
 
     def rows(self) -> list[tuple[str, str]]:
         """The report as lines of a table."""
@@ -160,6 +170,11 @@ class Sampled(NamedTuple):
             (f"R-hat{several}", f"{said['rhat']:.3f}"),
             (f"effective sample size{several}", f"{said['ess']:.0f}"),
             ("stuck chains", f"{len(said['stuck'])} of {len(self.diagnosis.stuck)}"),
+            *(
+                (f"{name}, {which}", f"{said['scores'][name][which]:.2f}")
+                for name in self.scores
+                for which in ("mean", "last")
+            ),
             ("chains", str(self.folder)),
             ("picture", str(self.picture)),
         ]
@@ -179,20 +194,20 @@ class Sampled(NamedTuple):
         return found
 
 
-def kernel_of(name: str, **options: Any) -> Proposals:
+def kernel_of(name: str, **options: Any) -> Sampler:
     """A sampler by its name, with those of the options that aren't None.
 
     >>> kernel_of("gibbs", block=2, target=None)
     Gibbs(block=2, ...)
     """
-    if name not in KERNELS:
-        raise InputError(f"kernel is {' or '.join(KERNELS)}, not {name!r}")
-    known = {field.name for field in fields(KERNELS[name])}
+    kind = catalogue.resolve("kernels", name)
+    known = {field.name for field in fields(kind)}
     given = {key: value for key, value in options.items() if value is not None}
     foreign = [key for key in given if key not in known]
     if foreign:
         raise InputError(f"{name} has no {foreign[0]}: it accepts every proposal")
-    return KERNELS[name](**given)
+    made: Sampler = kind(**given)
+    return made
 
 
 def sample(
@@ -259,14 +274,24 @@ def sample(
         except SystemExit:
             display.say("interrupted between two sweeps, and saved")
             raise
-    return judged(Path(output), traces, plan)
+    answers = reader.answers(split, len(batch)) if lines is None else None
+    return judged(Path(output), traces, plan, answers, reader.metrics())
 
 
-def judged(folder: Path, traces: Traces, plan: Chains) -> Sampled:
-    """Diagnose chains and draw them."""
+def judged(
+    folder: Path,
+    traces: Traces,
+    plan: Chains,
+    answers: Sequence[Sequence[Any]] | None = None,
+    metrics: Sequence[Any] = (),
+) -> Sampled:
+    """Diagnose chains, grade their outputs where there are answers, and draw them."""
     found = diagnose(*traces, chains=plan.chains, burn_in=plan.left_out, patience=plan.patience)
-    picture = plot_traces(traces, plan.chains, folder / PICTURE, burn_in=plan.left_out)
-    return Sampled(folder, traces, found, picture)
+    scores = {} if answers is None else graded.graded(ChainFolder(folder).samples(), answers, metrics)
+    if scores:
+        graded.write(folder, scores)
+    picture = plot_traces(traces, plan.chains, folder / PICTURE, burn_in=plan.left_out, scores=scores)
+    return Sampled(folder, traces, found, picture, scores, plan.left_out)
 
 
 @contextmanager

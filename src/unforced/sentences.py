@@ -70,6 +70,14 @@ class Reader(ABC):
         """The first sentences of a part of the data."""
         raise InputError(f"{self.name}: comes without data: give sentences or a length")
 
+    def answers(self, split: Split, count: int) -> list[Sequence[Any]] | None:
+        """What the outputs of those examples may be, where they have sources."""
+        return None
+
+    def metrics(self) -> Sequence[Any]:
+        """How outputs are judged, where there is a task."""
+        return ()
+
     def sources(self, lines: Sequence[str]) -> Batch:
         """Lines as sources of outputs that are still to be found."""
         raise InputError(f"{self.name}: its sentences have no sources")
@@ -173,6 +181,14 @@ class RunReader(Reader):
 
     def examples(self, split: Split, count: int) -> list[Sentence]:
         return _examples(self.task, split, count)
+
+    def answers(self, split: Split, count: int) -> list[Sequence[Any]] | None:
+        if not self.takes_source:
+            return None
+        return [example.answers for example in self.task.task.read(split)[:count]]
+
+    def metrics(self) -> Sequence[Any]:
+        return self.task.task.metrics()
 
     def show(self, ids: Sequence[int]) -> str:
         return self.codec.show(self.codec.decode(ids))

@@ -29,20 +29,24 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
-    """What torchrun's two processes of four rows each come to, for all jobs."""
-    output = tmp_path_factory.mktemp("two") / "found.safetensors"
+def launched(launcher: list[str], output: Path, jobs: list[str]) -> None:
+    """Run the jobs in the processes that a launcher starts, four rows each."""
     script = Path(__file__).with_name("two_processes.py")
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
     done = subprocess.run(
-        [*launcher, f"--master-port={free_port()}", str(script), str(output), "4", *JOBS],
+        [sys.executable, "-m", *launcher, str(script), str(output), "4", *jobs],
         capture_output=True,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         timeout=300,
     )
     assert done.returncode == 0, done.stderr[-4000:]
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
+    """What torchrun's two processes of four rows each come to, for all jobs."""
+    output = tmp_path_factory.mktemp("two") / "found.safetensors"
+    launched(["torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}"], output, JOBS)
     saved = output.parent / "t5-soft_beam"
     model = tf.AutoModelForSeq2SeqLM.from_pretrained(saved, local_files_only=True, dtype=torch.float64)
     loaded = {f"saved/{key}": value for key, value in model.state_dict().items()}
@@ -58,6 +62,16 @@ def test_two_processes_are_one(job: str, two: dict[str, Tensor], tmp_path: Path)
     assert len(one["losses"]) == len(one["norms"]) == 3
     for key, value in one.items():
         torch.testing.assert_close(found[key], value, rtol=1e-4, atol=1e-6)
+
+
+def test_the_launcher_of_accelerate(two: dict[str, Tensor], tmp_path: Path) -> None:
+    job, output = "ddp-t5-parallel_scheduled_sampling", tmp_path / "found.safetensors"
+    launcher = ["accelerate.commands.launch", "--cpu", "--multi_cpu", "--num_processes=2", "--num_machines=1"]
+    launched([*launcher, "--mixed_precision=no", f"--main_process_port={free_port()}"], output, [job])
+    found = load_file(output)
+    assert found
+    for key, value in found.items():
+        torch.testing.assert_close(value, two[key], rtol=1e-6, atol=1e-9)
 
 
 def test_what_was_split_is_saved_whole(two: dict[str, Tensor]) -> None:

@@ -197,6 +197,39 @@ def test_language_models(place: Path, tmp_path: Path) -> None:
     assert scores["greedy"]["perplexity"] > 1
 
 
+def test_masked_models(place: Path, tmp_path: Path, feed: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """A masked model learns by a recipe, and its run folder is scored with and sampled from."""
+    data = recipes.read(place / "gpt2.toml")
+    data["model"], data["task"] = f"hf:{place}/bert", {"name": "language", "train": f"{place}/text.txt"}
+    data["objective"] = {"name": "masked_lm"}
+    data["training"] |= {"steps": 40, "validate_every": 40}
+    data["decoding"] = {}
+    run = tmp_path / "run"
+    unforced.train(recipes.assemble(data, {}), run=run, quiet=True)
+    sentences = ["a b a", "c d c", "e"]
+    energies = {}
+    for model in (place / "bert", run):
+        capsys.readouterr()
+        feed("\n".join(sentences).encode())
+        assert main(["score", str(model)]) == 0
+        lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+        assert [line[-1] for line in lines] == sentences
+        assert [int(line[-2]) for line in lines] == [3, 3, 1]
+        energies[model] = [float(line[2]) for line in lines]
+    assert (
+        sum(energies[run][:2]) > sum(energies[place / "bert"][:2]) + 1
+    )  # nats: it has learnt what texts are like
+    assert (
+        main(
+            ["sample", str(run), "-o", str(tmp_path / "chains"), "--length", "3", "--sweeps", "4", "--quiet"]
+        )
+        == 0
+    )
+    found = [json.loads(line) for line in (tmp_path / "chains" / "samples.jsonl").read_text().splitlines()]
+    assert found
+    assert all(set(each["text"].split()) <= set(NAMES) for each in found)
+
+
 def test_texts_and_numbers(place: Path) -> None:
     codec = HuggingFace(path=str(place / "t5"), template="to : {source}", longest_source=4).codec()
     found = codec.encode(Example("a b c d", "b {source} a"))

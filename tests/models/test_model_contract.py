@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from model_cases import CASES, Case, batch_for, features, leaves, untouched
 
 from unforced import rows
-from unforced.models.protocol import ModelSpec, StepDecoder
+from unforced.models.protocol import ModelSpec, StepDecoder, advance_at
 from unforced.objectives.cross_entropy import CrossEntropy
 from unforced.types import Batch, Progress
 
@@ -63,6 +63,19 @@ def test_advance_over_many_equals_advances_over_few(case: Case, sizes: tuple[int
     assert len(leaves(state)) == len(leaves(end))
     for a, b in zip(leaves(state), leaves(end)):
         close(a, b)
+
+
+@pytest.mark.parametrize("past", [0, 2])
+def test_some_positions_have_the_features_they_have_among_all(case: Case, past: int) -> None:
+    model, batch = case.model(), batch_for(case.sizes)
+    inputs, state = model.embed(batch.prefix), model.start(batch)
+    if past:
+        _, state = model.advance(state, inputs[:, :past])
+    inputs = inputs[:, past:]
+    where = torch.rand(inputs.shape[:2], generator=torch.Generator().manual_seed(3)) < 0.4
+    where[1] = False
+    assert where.any()
+    close(advance_at(model, state, inputs, where), model.advance(state, inputs)[0][where])
 
 
 def test_a_one_hot_mixture_is_a_token(case: Case) -> None:

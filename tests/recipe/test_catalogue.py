@@ -20,6 +20,7 @@ OFFERS = {
     "decoders": ("__call__",),
     "schedules": ("__call__",),
     "costs": ("prepare", "__call__"),
+    "kernels": ("kernel",),
 }
 NEEDED: dict[str, dict[str, Any]] = {"tagging": {"dataset": "german_ler"}}  # one of several fields is needed
 

@@ -42,6 +42,12 @@ method = "beam"
 name = "cross_entropy"
 """
 SMOOTHED = '[[variants]]\nname = "label_smoothing"\nobjective = "label_smoothing"\n'
+TAUGHT = """
+[[variants]]
+name = "taught"
+training = { warm_start = "variant:label_smoothing" }
+objective = { name = "kl_projection", teacher = "variant:cross_entropy" }
+"""
 WARM = '[[variants]]\nname = "warm"\ntraining = {{ warm_start = "variant:{0}" }}\n'
 
 Write = Callable[..., Recipe]
@@ -77,10 +83,12 @@ class Stub:
         self.resumed: list[str] = []
         self.scored: list[tuple[str, list[tuple[str, str]]]] = []
         self.starts: dict[str, str | None] = {}
+        self.teachers: dict[str, str | None] = {}
 
     def train(self, recipe: Recipe, *, run: Path, resume: bool, quiet: bool) -> None:
         (self.resumed if resume else self.trained).append(run.name)
         self.starts[run.name] = recipe.training.warm_start
+        self.teachers[run.name] = getattr(recipe.objective, "teacher", None)
         begin(recipe, run)
         if run.name in self.fail:
             raise RuntimeError("the loss is\nnot a number")
@@ -252,7 +260,7 @@ def test_a_run_that_fails_leaves_the_others_alone(
     assert "warm-2" in stub.trained
     assert {(run.variant, run.seed): run.reason for run in result.failures} == {
         ("label_smoothing", 1): "the loss is not a number",
-        ("warm", 1): "it starts from label_smoothing, which failed",
+        ("warm", 1): "it builds on label_smoothing, which failed",
     }
     assert "RuntimeError" in capsys.readouterr().err
     row = next(row for row in result.rows if row.variant == "label_smoothing")
@@ -288,7 +296,7 @@ def test_warm_starts_come_behind_their_sources(write: Write, tmp_path: Path) -> 
     recipe = write(WARM.format("label_smoothing") + SMOOTHED)
     stub = Stub()
     result = stub.compare([recipe], tmp_path / "runs")
-    assert result.notes == ("cost of warm: without the training of label_smoothing, from which it starts.",)
+    assert result.notes == ("cost of warm: without the training of label_smoothing, on which it builds.",)
     assert stub.trained[:3] == ["cross_entropy-1", "label_smoothing-1", "warm-1"]
     assert stub.starts["warm-2"] == str(tmp_path / "runs/toy/label_smoothing-2")
     assert stub.starts["label_smoothing-2"] is None
@@ -298,6 +306,32 @@ def test_warm_starts_come_behind_their_sources(write: Write, tmp_path: Path) -> 
     again.compare([recipe], moved)
     assert again.resumed == ["warm-2"]
     assert again.starts["warm-2"] == str(tmp_path / "runs/toy/label_smoothing-2")  # as the run has it
+
+
+@pytest.mark.usefixtures("no_page")
+def test_an_objective_learns_from_the_run_of_a_variant(write: Write, tmp_path: Path) -> None:
+    recipe = write(TAUGHT + SMOOTHED)
+    stub = Stub()
+    result = stub.compare([recipe], tmp_path / "runs")
+    assert result.notes[0].startswith(
+        "cost of taught: without the training of label_smoothing and cross_entropy,"
+    )
+    assert stub.trained[:3] == ["cross_entropy-1", "label_smoothing-1", "taught-1"]
+    assert stub.teachers["taught-2"] == str(tmp_path / "runs/toy/cross_entropy-2")
+    assert stub.starts["taught-2"] == str(tmp_path / "runs/toy/label_smoothing-2")
+    moved = (tmp_path / "runs").rename(tmp_path / "moved")
+    (moved / "toy/taught-2/finished.json").unlink()
+    again = Stub()
+    again.compare([recipe], moved)
+    assert again.resumed == ["taught-2"]
+    assert again.teachers["taught-2"] == str(tmp_path / "runs/toy/cross_entropy-2")  # as the run has it
+    other = write(TAUGHT.replace("variant:cross", "variant:cros") + SMOOTHED)
+    with pytest.raises(InputError, match='taught builds on "cros_entropy", which is not among the variants'):
+        Stub().compare([other], tmp_path / "other")
+    with pytest.raises(InputError, match="circle: taught"):
+        Stub().compare(
+            [write(TAUGHT.replace("variant:cross_entropy", "variant:taught") + SMOOTHED)], tmp_path / "o"
+        )
 
 
 @pytest.mark.usefixtures("no_page")

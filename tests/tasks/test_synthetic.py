@@ -85,6 +85,9 @@ def test_splits_have_their_sizes_and_repeat(kind):
     assert [len(part) for part in parts] == [30, 20, 20]
     assert parts[1] != parts[2]
     assert task.read("train") == parts[0] != kind(size=30, seed=5).read("train")
+    again = kind(size=30, held_out=20, seed=4, draw=1)
+    assert again.read("train") != parts[0]
+    assert [again.read(split) for split in ("dev", "test")] == parts[1:]
     assert all(example.source is None and len(example.target) == 5 for example in parts[0])
     assert [metric.name for metric in task.metrics()] == ["sequence_nll"]
 
@@ -146,6 +149,7 @@ def test_wrong_options_are_refused():
         {"size": 0},
         {"held_out": 0},
         {"seed": -1},
+        {"draw": -1},
     ):
         with pytest.raises(InputError, match=next(iter(options))):
             HMM(**options)

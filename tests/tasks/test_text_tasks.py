@@ -173,6 +173,9 @@ def test_distinct_phonemes_are_disjoint() -> None:
     assert len(strings) == len(set(strings))
     codec = Phonemes().fit(Phonemes().read("train"))
     assert codec.sizes.source is None
+    assert codec.sizes.target == 39 + 3  # padding, start and end; no token stands for unknown ones
+    with pytest.raises(InputError, match="'XX' is not in the vocabulary"):
+        codec.encode(Example(None, "AH XX"))
 
 
 def test_translation_directions_variants_and_tests(data: Path) -> None:

@@ -3,36 +3,34 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from unforced import earlier
 from unforced.errors import InputError
 from unforced.recipe import BODY, Recipe, load
 from unforced.report.runs import flatten
 from unforced.schema import nearest
 from unforced.training.records import RunFolder, differences
 
-WARM = "variant:"  # training.warm_start = "variant:NAME": the run of that variant with the same seed
-
 
 @dataclass(frozen=True)
 class Planned:
-    """One run to make: a recipe of one variant and one seed, where it goes and which run it starts from."""
+    """One run to make: a recipe of one variant and one seed, where it goes and which runs it builds on."""
 
     label: str
     seed: int
     recipe: Recipe
     folder: Path
-    needs: str | None = None  # the label of the variant that it starts from
+    needs: tuple[str, ...] = ()  # the labels of the variants that it starts or learns from
 
 
 def plan(recipes: Sequence[Recipe], root: Path) -> list[Planned]:
-    """The runs to make, in an order in which every warm start finds its source: seed by seed, so that all variants
+    """The runs to make, in an order in which each finds those it builds on: seed by seed, so that all variants
     have a figure soon."""
     if not recipes:
         raise InputError("there is no recipe to compare; name one or more")
@@ -50,44 +48,32 @@ def plan(recipes: Sequence[Recipe], root: Path) -> list[Planned]:
         prefix = f"{recipe.name}/" if len(recipes) > 1 else ""
         for variant in order(recipe):
             for seed in recipe.seeds:
-                single = recipe.single(variant, seed)
-                source = warm_source(single)
-                folder = root / recipe.name / f"{variant}-{seed}"
-                if source is not None:
-                    warm = os.path.abspath(root / recipe.name / f"{source}-{seed}")
-                    single = replace(single, training=replace(single.training, warm_start=warm))
-                planned.append(Planned(prefix + variant, seed, single, folder, source and prefix + source))
+                single, folders = recipe.single(variant, seed), root / recipe.name
+                needs = tuple(prefix + name for name in earlier.needed(single))
+                ready = earlier.placed(single, lambda name, s=seed, f=folders: f / f"{name}-{s}")
+                planned.append(Planned(prefix + variant, seed, ready, folders / f"{variant}-{seed}", needs))
     seeds = list(dict.fromkeys(run.seed for run in planned))
     return sorted(planned, key=lambda run: seeds.index(run.seed))
 
 
 def order(recipe: Recipe) -> list[str]:
-    """The variants, each behind the one it starts from; otherwise as the recipe has them."""
+    """The variants, each behind those it builds on; otherwise as the recipe has them."""
     names = [variant.name for variant in recipe.variants]
-    sources = {name: warm_source(recipe.single(name)) for name in names}
-    for name, source in sources.items():
-        if source is not None and source not in names:
-            raise InputError(
-                f'{recipe.name}: variant {name} starts from "{source}", which is not among the variants; {nearest(source, names)}'
-            )
+    sources = {name: earlier.needed(recipe.single(name)) for name in names}
+    for name, needs in sources.items():
+        for source in needs:
+            if source not in names:
+                raise InputError(
+                    f'{recipe.name}: variant {name} builds on "{source}", which is not among the variants; {nearest(source, names)}'
+                )
     placed: list[str] = []
     while len(placed) < len(names):
-        ready = [
-            name
-            for name in names
-            if name not in placed and (sources[name] is None or sources[name] in placed)
-        ]
+        ready = [name for name in names if name not in placed and set(sources[name]) <= set(placed)]
         if not ready:
             left = " -> ".join(name for name in names if name not in placed)
-            raise InputError(f"{recipe.name}: variants start from each other in a circle: {left}")
+            raise InputError(f"{recipe.name}: variants build on each other in a circle: {left}")
         placed.append(ready[0])
     return placed
-
-
-def warm_source(recipe: Recipe) -> str | None:
-    """The variant that a run starts from, if it starts from one."""
-    start = recipe.training.warm_start
-    return start.removeprefix(WARM) if start is not None and start.startswith(WARM) else None
 
 
 def check_folders(planned: Sequence[Planned]) -> None:
@@ -95,7 +81,7 @@ def check_folders(planned: Sequence[Planned]) -> None:
     for run in planned:
         if not RunFolder(run.folder).exists():
             continue
-        found = load(run.folder)
+        found = earlier.spelt(load(run.folder), run.recipe) if run.needs else load(run.folder)
         shared = set(found.decoding) & set(run.recipe.decoding)
         changes = differences(_settings(found, run, shared), _settings(run.recipe, run, shared))
         changes += _other_options(run, set(run.recipe.decoding) - shared)
@@ -137,8 +123,6 @@ def _settings(recipe: Recipe, run: Planned, decoders: set[str]) -> dict[str, Any
         if key.removeprefix("training.") not in FREE
         and (not key.startswith("decoding.") or key.split(".")[1] in decoders)
     }
-    if run.needs is not None and kept.get("training.warm_start"):
-        kept["training.warm_start"] = Path(kept["training.warm_start"]).name
     return kept
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from unforced import earlier
 from unforced.compare.judge import judge
 from unforced.compare.plan import Planned, check_folders, check_references, plan
 from unforced.comparison import Comparison, RunState, State
@@ -62,8 +63,9 @@ def compare(
     for number, run in enumerate(planned, start=1):
         display.say(f"[{number}/{len(planned)}] {run.label}, seed {run.seed}: {run.folder}")
         try:
-            if run.needs is not None and record.state(run.needs, run.seed) == "failed":
-                raise InputError(f"it starts from {run.needs}, which failed")
+            failed = [name for name in run.needs if record.state(name, run.seed) == "failed"]
+            if failed:
+                raise InputError(f"it builds on {failed[0]}, which failed")
             record.mark(run, "unfinished")
             news = make(run, train, score, display)
             record.mark(run, "finished")
@@ -98,10 +100,7 @@ def make(run: Planned, train: Train, score: Score, display: Display) -> bool:
     folder = RunFolder(run.folder)
     done = folder.finished() is not None
     if not done:
-        recipe = run.recipe
-        if folder.exists() and run.needs is not None:  # as the run spells it, wherever the folder was then
-            start = load(run.folder).training.warm_start
-            recipe = replace(recipe, training=replace(recipe.training, warm_start=start))
+        recipe = earlier.spelt(run.recipe, load(run.folder)) if folder.exists() and run.needs else run.recipe
         resume = run.folder.is_dir() and any(run.folder.iterdir())
         train(recipe, run=run.folder, resume=resume, quiet=display.quiet)
     wanted = [(split, decoder) for split in SPLITS for decoder in run.recipe.decoding]
@@ -179,10 +178,10 @@ class Record:
             baseline=self.baseline,
             states=self.states,
         )
-        warm = dict.fromkeys((run.label, run.needs) for run in self.planned if run.needs is not None)
+        built = dict.fromkeys((run.label, run.needs) for run in self.planned if run.needs)
         notes = [
-            f"cost of {label}: without the training of {source}, from which it starts."
-            for label, source in warm
+            f"cost of {label}: without the training of {' and '.join(needs)}, on which it builds."
+            for label, needs in built
         ]
         return replace(summary, notes=tuple(notes))
 

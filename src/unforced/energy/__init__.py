@@ -17,18 +17,29 @@ tensor([1.3863, 0.6931])
 tensor([2, 1])
 """
 
+from unforced.energy.chain import Chain
 from unforced.energy.energies import allowed, canvas, energy, terms, variables
 from unforced.energy.gibbs import Gibbs
-from unforced.energy.kernels import ChainInfo, ChainState, Kernel, MetropolisHastings, SweepInfo, sweep
+from unforced.energy.kernels import (
+    ChainInfo,
+    ChainState,
+    Kernel,
+    MetropolisHastings,
+    Sampler,
+    SweepInfo,
+    sweep,
+)
 from unforced.energy.mask_predict import MaskPredict, random_start, warm_start
 
 __all__ = [
+    "Chain",
     "ChainInfo",
     "ChainState",
     "Gibbs",
     "Kernel",
     "MaskPredict",
     "MetropolisHastings",
+    "Sampler",
     "SweepInfo",
     "allowed",
     "canvas",

@@ -15,7 +15,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -59,6 +59,14 @@ class Kernel(NamedTuple):
 
     init: Callable[[Tensor], ChainState]
     step: Callable[[torch.Generator, ChainState], tuple[ChainState, ChainInfo]]
+
+
+class Sampler(Protocol):
+    """What makes a kernel of a model and a batch; the catalogue lists these."""
+
+    def kernel(self, model: Any, batch: Batch) -> Kernel:
+        """The sampler for a model and the examples of a batch, whose lengths are those of its gold."""
+        ...
 
 
 class SweepInfo(NamedTuple):

@@ -79,6 +79,17 @@ def random_start(batch: Batch, size: int, rng: torch.Generator, chains: int = 1)
     return torch.where(free, kept[drawn], gold)
 
 
+def guessed_lengths(model: Any, batch: Batch, method: str, count: int = 1) -> Tensor:
+    """How many variables outputs may have, by the model where they have an end symbol: [B,count]; else by the batch: [B,1]."""
+    if batch.symbols.eos is None:
+        if batch.length is None:
+            raise InputError("outputs without an end symbol need Batch.length, the length of each output")
+        return batch.length.unsqueeze(1)
+    require(model, f"{method}, where outputs have an end symbol,", "lengths")
+    found: Tensor = model.lengths(batch, count)
+    return found
+
+
 @dataclass(frozen=True)
 class MaskPredict:
     """Decode by a masked model: predict everything, then mask what it is least sure of and predict that again.
@@ -104,7 +115,7 @@ class MaskPredict:
         require(model, "mask_predict", "scores")
         with evaluating(model):
             batch = energies.prepare(model, batch)
-            lengths = self.candidates(model, batch)  # [B,N]
+            lengths = guessed_lengths(model, batch, "mask_predict", self.lengths)  # [B,N]
             room = energies.canvas(energies.expand(batch, lengths.shape[1]), lengths.flatten())
             filled = fill(model, room, self.iterations, self.rows)
         log_probs = filled.log_probs.sum(dim=1)
@@ -117,13 +128,3 @@ class MaskPredict:
             log_probs.view_as(lengths).gather(1, order),
             scores.gather(1, order),
         )
-
-    def candidates(self, model: Any, batch: Batch) -> Tensor:
-        """How many variables outputs may have: [B,N]."""
-        if batch.symbols.eos is None:
-            if batch.length is None:
-                raise InputError("outputs without an end symbol need Batch.length, the length of each output")
-            return batch.length.unsqueeze(1)
-        require(model, "mask_predict, where outputs have an end symbol,", "lengths")
-        found: Tensor = model.lengths(batch, self.lengths)
-        return found

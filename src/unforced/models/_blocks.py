@@ -87,9 +87,14 @@ class CrossAttention(nn.Module):
         self.query = linear(width, width)
         self.out = linear(width, width)
 
-    def forward(self, x: Tensor, memory: Cache, mask: Tensor | None) -> Tensor:
-        (q,) = split_heads(self.query(self.norm(x)), 1, self.heads)
-        return self.out(_merge(F.scaled_dot_product_attention(q, memory.keys, memory.values, attn_mask=mask)))
+    def forward(self, x: Tensor, memory: Cache, mask: Tensor | None, where: Tensor | None = None) -> Tensor:
+        """[R,T,width] -> [R,T,width]; with ``where`` [R,T], [N,width] -> [N,width] for the N positions that it marks."""
+        q = self.query(self.norm(x))
+        if where is not None:
+            q = q.new_zeros(*where.shape, q.shape[-1]).masked_scatter_(where.unsqueeze(-1), q)
+        (q,) = split_heads(q, 1, self.heads)
+        seen = _merge(F.scaled_dot_product_attention(q, memory.keys, memory.values, attn_mask=mask))
+        return self.out(seen if where is None else seen[where])
 
 
 class ReadingBlock(Block):
@@ -99,11 +104,16 @@ class ReadingBlock(Block):
         super().__init__(width, heads, feedforward, rate)
         self.cross = CrossAttention(width, heads) if cross else None
 
-    def _rest(self, x: Tensor, seen: Tensor, memory: Cache | None, mask: Tensor | None) -> Tensor:
-        """What comes behind self-attention, which has ``seen`` [R,heads,T,d]."""
-        x = self._add(x, self.self_out(_merge(seen)))
+    def _rest(
+        self, x: Tensor, seen: Tensor, memory: Cache | None, mask: Tensor | None, where: Tensor | None = None
+    ) -> Tensor:
+        """What comes behind self-attention, which has ``seen`` [R,heads,T,d]; with ``where`` [R,T], only there: [N,width]."""
+        seen = _merge(seen)
+        if where is not None:
+            x, seen = x[where], seen[where]
+        x = self._add(x, self.self_out(seen))
         if self.cross is not None and memory is not None:
-            x = self._add(x, self.cross(x, memory, mask))
+            x = self._add(x, self.cross(x, memory, mask, where))
         return self._feed(x)
 
 
@@ -117,18 +127,19 @@ class DecoderBlock(ReadingBlock):
         mask: Tensor | None,
         memory: Cache | None = None,
         memory_mask: Tensor | None = None,
+        where: Tensor | None = None,
     ) -> tuple[Tensor, Cache]:
         """[R,T,width] after the ``past`` positions -> [R,T,width] and the keys and values of past and present.
 
         ``mask`` [T,P+T] says which of past and present each position sees; None is causal if there is no past, and
-        everything if there is one (a single step).
+        everything if there is one (a single step). With ``where`` [R,T] the output is that of the positions it marks, [N,width].
         """
         q, k, v = split_heads(self.qkv(self.self_norm(x)), 3, self.heads)
         if past is not None:
             k, v = torch.cat([past.keys, k], dim=2), torch.cat([past.values, v], dim=2)
         causal = past is None and x.shape[1] > 1
         seen = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
-        return self._rest(x, seen, memory, memory_mask), Cache(k, v)
+        return self._rest(x, seen, memory, memory_mask, where), Cache(k, v)
 
 
 def _merge(x: Tensor) -> Tensor:
@@ -154,7 +165,9 @@ class DecoderBlocks(nn.Module):
         past: tuple[Cache, ...] | None,
         memories: tuple[Cache, ...] | None = None,
         memory_mask: Tensor | None = None,
+        where: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Cache, ...]]:
+        """[R,T,width] -> [R,T,width], or [N,width] at the positions that ``where`` [R,T] marks: the last block makes no others."""
         first, count = 0 if past is None else past[0].keys.shape[2], x.shape[1]
         x = dropout(x + sinusoids(first, count, x), self.rate, self.training)
         mask = None
@@ -168,6 +181,7 @@ class DecoderBlocks(nn.Module):
                 mask,
                 None if memories is None else memories[number],
                 memory_mask,
+                where if number == len(self.blocks) - 1 else None,
             )
             present.append(cache)
         return self.norm(x), tuple(present)

@@ -61,7 +61,11 @@ class CausalModel(TargetTokens):
         return DecoderState(None, class_vectors(self.classes, batch))
 
     def advance(self, state: DecoderState, inputs: Tensor) -> tuple[Tensor, DecoderState]:
-        if state.shared is not None:
-            inputs = inputs + state.shared.unsqueeze(1)
-        features, carry = self.decoder(inputs, state.carry)
+        features, carry = self.decoder(self._inputs(state, inputs), state.carry)
         return features, DecoderState(carry, state.shared)
+
+    def advance_at(self, state: DecoderState, inputs: Tensor, where: Tensor) -> Tensor:
+        return self.decoder(self._inputs(state, inputs), state.carry, where=where)[0]
+
+    def _inputs(self, state: DecoderState, inputs: Tensor) -> Tensor:
+        return inputs if state.shared is None else inputs + state.shared.unsqueeze(1)

@@ -70,6 +70,18 @@ def stepping(model: Any) -> AbstractContextManager[None]:
     return own
 
 
+def advance_at(model: Any, state: DecoderState, inputs: Tensor, where: Tensor) -> Tensor:
+    """The features [N,H] that ``advance`` finds at the N positions which ``where`` [R,T] marks, in their order.
+
+    A model may offer ``advance_at(state, inputs, where)`` to save the others' share of its last layer.
+    """
+    own = getattr(model, "advance_at", None)
+    if own is None:
+        return model.advance(state, inputs)[0][where]
+    found: Tensor = own(state, inputs, where)
+    return found
+
+
 def require(model: Any, method: str, *names: str) -> None:
     """Raise ``InputError`` if the model lacks a function that ``method`` calls.
 

@@ -119,3 +119,7 @@ class TransformerModel(TargetTokens):
         shared: _Shared = state.shared
         features, carry = self.decoder(inputs, state.carry, shared.memories, shared.mask)
         return features, DecoderState(carry, shared)
+
+    def advance_at(self, state: DecoderState, inputs: Tensor, where: Tensor) -> Tensor:
+        shared: _Shared = state.shared
+        return self.decoder(inputs, state.carry, shared.memories, shared.mask, where)[0]

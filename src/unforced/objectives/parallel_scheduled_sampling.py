@@ -9,7 +9,7 @@ from torch import Tensor
 
 from unforced import streams
 from unforced.errors import InputError, check_choice
-from unforced.models.protocol import StepDecoder, require
+from unforced.models.protocol import StepDecoder, advance_at, require
 from unforced.objectives._feeding import PICKS, Pick, asking, coins, fed, pick
 from unforced.objectives.cross_entropy import gold_scores, negative_log_likelihood
 from unforced.schedules import Rise, Schedule, Shape, Unit
@@ -116,8 +116,6 @@ class ParallelScheduledSampling:
         needed = int(replaced.any(dim=0).nonzero().max()) + 1 if replaced.any() else 0
         if not needed:
             return prefix.new_zeros(0)
-        features, _ = model.advance(state, model.embed(prefix[:, :needed]))
         where = replaced[:, :needed]
-        return pick(
-            model, features[where], uniforms[:, :needed][where], batch.symbols, self.pick, self.temperature
-        )
+        features = advance_at(model, state, model.embed(prefix[:, :needed]), where)
+        return pick(model, features, uniforms[:, :needed][where], batch.symbols, self.pick, self.temperature)

@@ -6,8 +6,10 @@ from pathlib import Path
 
 from torch import Tensor
 
+from unforced import graded
 from unforced.energy.chains import ChainFolder, Traces
 from unforced.errors import InputError
+from unforced.graded import Scores
 from unforced.plots.figure import Line, Panel, check, draw
 
 MOST = 20  # lines of chains on a panel; with more chains, the first of them
@@ -17,11 +19,13 @@ def plot_folder(folder: Path, path: Path) -> Path:
     """Draw the chains that a folder holds, as far as they have come."""
     check(path)
     chains = ChainFolder(folder)
-    return plot_traces(chains.traces(), int(chains.info()["chains"]), path)
+    return plot_traces(chains.traces(), int(chains.info()["chains"]), path, scores=graded.read(folder))
 
 
-def plot_traces(traces: Traces, chains: int, path: Path, *, burn_in: int = 0) -> Path:
-    """Draw energies and rates over sweeps.
+def plot_traces(
+    traces: Traces, chains: int, path: Path, *, burn_in: int = 0, scores: Scores | None = None
+) -> Path:
+    """Draw energies and rates over sweeps, and a panel for each metric that outputs are graded by.
 
     There is a line for chain 1, 2, … of the examples, the mean over examples where there are several. Acceptance is the share
     of proposals that were accepted, the novel-transition rate the share that changed the sequence as well.
@@ -43,6 +47,9 @@ def plot_traces(traces: Traces, chains: int, path: Path, *, burn_in: int = 0) ->
         Panel(energies, "sweeps", "energy", ", ".join(about)),
         Panel(rates, "sweeps", "share of proposals", ", ".join(left_out)),
     ]
+    for name, rows in (scores or {}).items():
+        line = Line(name, [float(sweep) for sweep, _ in rows], [score for _, score in rows])
+        panels.append(Panel([line], "sweeps", name, f"mean of {chains} chains" if chains > 1 else ""))
     return draw(panels, path)
 
 

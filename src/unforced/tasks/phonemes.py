@@ -10,11 +10,12 @@ from unforced.errors import InputError
 from unforced.metrics.likelihood import Measure, check_measures, measured
 from unforced.metrics.protocol import LikelihoodMetric
 from unforced.tasks.files import count
-from unforced.tasks.pronunciations import Dictionary, entries, without_stress
+from unforced.tasks.pronunciations import PHONEMES, Dictionary, entries, without_stress
 from unforced.tasks.protocol import Split
-from unforced.tasks.segment import TextCoder
+from unforced.tasks.segment import TextCoder, Words
 from unforced.tasks.splits import fraction, limited
 from unforced.tasks.text import PairCodec
+from unforced.tasks.vocabulary import Vocabulary
 from unforced.types import Example, Examples
 
 
@@ -72,7 +73,8 @@ class Phonemes:
         return "dev" if place >= 0.9 - self.dev_share else "train"
 
     def fit(self, train: Sequence[Example]) -> PairCodec:
-        return PairCodec(None, TextCoder.learn((example.target for example in train), "words"))
+        """The 39 phonemes, whether the training part has them all or not: other tokens have no probability."""
+        return PairCodec(None, TextCoder(Words(), Vocabulary(PHONEMES, unknown=False)))
 
     def codec(self, data: dict[str, Any]) -> PairCodec:
         return PairCodec.from_json(data)

@@ -96,8 +96,9 @@ class Letters:
 class Synthetic(ABC):
     """A distribution over strings as a task: three independent samples of it.
 
-    ``size`` training strings and ``held_out`` strings each for development and test, drawn with ``seed``. Compare a
-    model's negative log-likelihood per sequence with ``entropy()``, which it can't fall below.
+    ``size`` training strings and ``held_out`` strings each for development and test, drawn with ``seed``. Another ``draw``
+    gives other training strings, independent of those before, and the same for development and test. Compare a model's
+    negative log-likelihood per sequence with ``entropy()``, which it can't fall below.
     """
 
     alphabet: int = 5
@@ -105,6 +106,7 @@ class Synthetic(ABC):
     size: int = 1000
     held_out: int = 1000
     seed: int = 1
+    draw: int = 0  # which training sample
     measures: tuple[Measure, ...] = ("nll",)  # how models are judged; the first picks the checkpoint
 
     def __post_init__(self) -> None:
@@ -113,8 +115,9 @@ class Synthetic(ABC):
         for name in ("length", "size", "held_out"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.seed < 0:
-            raise InputError(f"seed must not be negative, but is {self.seed}")
+        for name in ("seed", "draw"):
+            if getattr(self, name) < 0:
+                raise InputError(f"{name} must not be negative, but is {getattr(self, name)}")
         check_measures(self.measures)
 
     @abstractmethod
@@ -131,7 +134,8 @@ class Synthetic(ABC):
 
     def read(self, split: Split) -> Examples:
         number = ("train", "dev", "test").index(split)
-        rng = np.random.default_rng((self.seed, number))
+        again = split == "train" and self.draw > 0
+        rng = np.random.default_rng((self.seed, number, self.draw) if again else (self.seed, number))
         codec = self._codec
         ids = self.sample(self.size if split == "train" else self.held_out, rng)
         return Examples(Example(None, codec.decode(row)) for row in ids.tolist())

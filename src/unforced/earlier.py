@@ -1,0 +1,64 @@
+"""Runs that a run builds on: ``"variant:NAME"`` in a recipe means the run of that variant with the same seed.
+
+A run may start from another's weights (``training.warm_start``) or learn from another's model (a field of the objective, such
+as ``teacher``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from unforced.recipe import Recipe
+
+VARIANT = "variant:"
+
+
+def needed(recipe: Recipe) -> tuple[str, ...]:
+    """The variants whose runs must be there before this one, each once; the one that it starts from comes first."""
+    found = [recipe.training.warm_start, *_strings(recipe.objective).values()]
+    return tuple(dict.fromkeys(name.removeprefix(VARIANT) for name in found if _named(name)))
+
+
+def placed(recipe: Recipe, folder: Callable[[str], Path]) -> Recipe:
+    """The recipe with each such variant replaced by the path of its run, as ``folder`` has it."""
+
+    def path(name: str) -> str:
+        return str(folder(name.removeprefix(VARIANT)).absolute())
+
+    start, training, objective = recipe.training.warm_start, recipe.training, recipe.objective
+    if start is not None and _named(start):
+        training = replace(training, warm_start=path(start))
+    changed = {key: path(name) for key, name in _strings(objective).items() if _named(name)}
+    if changed:
+        objective = replace(objective, **changed)
+    return replace(recipe, training=training, objective=objective)
+
+
+def spelt(recipe: Recipe, like: Recipe) -> Recipe:
+    """The recipe with the paths of other runs as another recipe spells them, wherever those runs lay then."""
+    training, objective = recipe.training, recipe.objective
+    start = like.training.warm_start
+    if training.warm_start and start and Path(training.warm_start).name == Path(start).name:
+        training = replace(training, warm_start=start)
+    theirs = _strings(like.objective)
+    same = {
+        key: theirs[key]
+        for key, path in _strings(objective).items()
+        if key in theirs and Path(path).name == Path(theirs[key]).name
+    }
+    return replace(recipe, training=training, objective=replace(objective, **same) if same else objective)
+
+
+def _named(name: str | None) -> bool:
+    return name is not None and name.startswith(VARIANT)
+
+
+def _strings(objective: Any) -> dict[str, str]:
+    """The objective's fields that are text and could be given when it was made."""
+    if not is_dataclass(objective):  # the user's own
+        return {}
+    values = {field.name: getattr(objective, field.name) for field in fields(objective) if field.init}
+    return {key: value for key, value in values.items() if isinstance(value, str)}

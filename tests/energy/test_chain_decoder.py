@@ -1,0 +1,90 @@
+"""The decoder ``chain``: what its chains come to, where they start and what it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from energy_cases import TableModel, all_states, ended, letters, target_of
+from torch import Tensor
+
+from unforced.catalogue import named
+from unforced.decoding import Decoder
+from unforced.energy import Chain, Gibbs, MetropolisHastings, canvas, energy, sweep, warm_start
+from unforced.errors import InputError
+from unforced.schema import build, to_mapping
+from unforced.types import Batch
+
+
+def rng(seed: int = 3) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+class Guessing(TableModel):
+    """It holds one length likeliest for all."""
+
+    def lengths(self, batch: Batch, count: int) -> Tensor:
+        return torch.tensor([[3, 2][:count]] * len(batch))
+
+
+@pytest.mark.parametrize(
+    "kernel", [MetropolisHastings(energy="raw", block=2), Gibbs(temperature=0.5)], ids=repr
+)
+def test_outputs_are_the_last_states_of_the_kernel(kernel: Any) -> None:
+    model, batch = Guessing(7), ended([[3, 4], [5]], [[1, 2, 3], [4]])
+    decoder: Decoder = Chain(kernel=kernel, sweeps=4)
+    found = decoder(model, batch, rng=rng())
+    room = canvas(batch, torch.tensor([3, 3]))
+    own, numbers = kernel.kernel(model, room), rng()
+    state = own.init(warm_start(model, room))
+    for _ in range(4):
+        state, _ = sweep(own, numbers, state)
+    assert torch.equal(found.tokens[:, 0], state.tokens)
+    torch.testing.assert_close(found.scores[:, 0], -state.energy)
+    assert found.lengths.tolist() == [[4], [4]]
+    assert found.tokens[:, 0, 3].tolist() == [2, 2]
+
+
+def test_the_lowest_is_no_worse_than_any_other() -> None:
+    model, batch = Guessing(7), ended([[3, 4], [5]], [[1, 2, 3], [4]])
+    lowest = Chain(sweeps=6, output="lowest", chains=3)(model, batch, rng=rng())
+    for sweeps in range(1, 7):
+        last = Chain(sweeps=sweeps, chains=3)(model, batch, rng=rng())
+        assert bool((lowest.scores.max(dim=1).values >= last.scores.max(dim=1).values).all())
+    assert bool((lowest.scores.diff(dim=1) <= 0).all())  # the best chain first
+    room = canvas(batch, torch.tensor([3, 3]))
+    again = -energy(model, room, lowest.tokens[:, 0])
+    torch.testing.assert_close(again, lowest.scores[:, 0])
+
+
+def test_many_chains_have_the_target_distribution() -> None:
+    """From random starts, the share of each sequence is its probability: chi-square over 27 sequences."""
+    model, batch, chains = TableModel(5, scale=0.7), letters(3, [3]), 4000
+    found = Chain(sweeps=25, chains=chains, start="random")(model, batch, rng=rng())
+    states, wanted = all_states(batch, 0, 5), target_of(model, batch, 0, 5, "local") * chains
+    code = torch.tensor([9, 3, 1])
+    place = {int((row * code).sum()): i for i, row in enumerate(states)}
+    counts = torch.zeros(len(states), dtype=torch.float64)
+    for row in found.tokens[0]:
+        counts[place[int((row * code).sum())]] += 1
+    assert len(states) == 27
+    assert float(((counts - wanted) ** 2 / wanted).sum()) < 54.1  # 26 degrees of freedom: p = 0.001
+
+
+def test_plain_data_make_it() -> None:
+    data = {"kernel": {"name": "gibbs", "temperature": 0.8}, "sweeps": 3}
+    made = build(Chain, data, "chain", named)
+    assert made == Chain(kernel=Gibbs(temperature=0.8), sweeps=3)
+    assert build(Chain, to_mapping(made, named), "chain", named) == made
+
+
+def test_complaints() -> None:
+    batch = ended([[3, 4]], [[1]])
+    with pytest.raises(InputError, match="random generator"):
+        Chain()(Guessing(7), batch)
+    with pytest.raises(InputError, match="needs a model with lengths"):
+        Chain()(TableModel(7), batch, rng=rng())
+    for wrong in ({"sweeps": 0}, {"chains": 0}, {"start": "data"}, {"output": "first"}):
+        with pytest.raises(InputError, match=next(iter(wrong))):
+            Chain(**wrong)  # type: ignore[arg-type]

@@ -1,0 +1,183 @@
+"""Tables 6.2–6.5 and Figures 6.2–6.4 of Goyal (2021) on a conditional masked model trained here.
+
+    python tools/sampling_study.py RUN FOLDER [--examples N] [--chains K]
+
+RUN is a run folder of the recipe ``multi30k_masked``. The first development sentences are translated by chains that start from
+random tokens, with the lengths that the model guesses. What each setting of the sampler came to is kept in FOLDER, so a study
+that was stopped goes on with the next one. Tables go to results/sampling_*.md, pictures to docs/sampling_*.svg.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import torch
+
+from unforced.decoding.search import evaluating
+from unforced.energy import energies
+from unforced.energy.chains import sweeps_from
+from unforced.energy.gibbs import Gibbs
+from unforced.energy.kernels import MetropolisHastings, Sampler
+from unforced.energy.mask_predict import random_start
+from unforced.graded import graded
+from unforced.plots.figure import Line, Panel, draw
+from unforced.sentences import Reader, open_model
+from unforced.training.files import replace_json
+from unforced.training.randomness import generator
+
+ROOT = Path(__file__).resolve().parent.parent
+SWEEPS, BURN_IN = 33, 7  # as in the thesis
+BLOCK, SHRINK = 6, 26  # the thesis gives neither
+EVERY = 2  # sweeps from one that is graded to the next
+SEED = 1
+
+
+class Setting(NamedTuple):
+    """One sampler: its energy ("gibbs" has none), and options of its kernel."""
+
+    sampler: str
+    options: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def name(self) -> str:
+        return "-".join([self.sampler, *(f"{key}_{value:g}" for key, value in self.options)])
+
+    def kernel(self) -> Sampler:
+        options: dict[str, Any] = dict(self.options)
+        if self.sampler == "gibbs":
+            return Gibbs(energy=None, **options)
+        return MetropolisHastings(energy=self.sampler, **options)  # type: ignore[arg-type]
+
+
+def varied(
+    option: str, values: Sequence[float], samplers: Sequence[str], usual: float | None = None
+) -> dict[str, list[Setting]]:
+    """A column for each value of an option; the usual one needs no option."""
+    return {
+        f"{value:g}": [Setting(s, () if value == usual else ((option, value),)) for s in samplers]
+        for value in values
+    }
+
+
+ALL, TWO = ("gibbs", "local", "raw"), ("local", "gibbs")
+TABLES: dict[str, dict[str, list[Setting]]] = {
+    "plain": {"temperature 1, one position": [Setting(s) for s in ALL]},
+    "temperature": varied("temperature", (2.0, 1.5, 1.0, 0.8, 0.5), TWO, usual=1.0),
+    "nucleus": varied("nucleus", (1.0, 0.99, 0.95, 0.9, 0.8), TWO, usual=1.0),
+    "block": {
+        f"{BLOCK} to 1 in {SHRINK} sweeps": [Setting(s, (("block", BLOCK), ("shrink", SHRINK))) for s in ALL]
+    },
+    "anneal": varied("anneal", (0.02, 0.04, 0.06), ("local", "raw")),
+}
+FIGURES = {
+    "plain": ("energy", "score"),
+    "block": ("acceptance", "energy"),
+    "anneal": ("acceptance", "energy", "score"),
+}
+SAYS = {"energy": "local energy of a sentence", "score": "BLEU", "acceptance": "share of proposals accepted"}
+
+
+def measure(reader: Reader, setting: Setting, examples: int, chains: int) -> dict[str, list[list[float]]]:
+    """Run chains: acceptance and novel transitions of each sweep, local energy and BLEU of those that are graded."""
+    sentences, answers = reader.examples("dev", examples), reader.answers("dev", examples)
+    assert answers is not None
+    batch = reader.fit_lengths(reader.collate(sentences), None)
+    free = energies.variables(batch).repeat_interleave(chains, dim=0)
+    kernel = setting.kernel().kernel(reader.model, batch)
+    start = random_start(batch, reader.size, generator(batch.gold.device, SEED, 0), chains)
+    found: dict[str, list[list[float]]] = {"acceptance": [], "novel": [], "energy": [], "score": []}
+    for number, state, info in sweeps_from(kernel, kernel.init(start), SEED, SWEEPS):
+        proposed = max(1, int(info.proposed.sum()))
+        found["acceptance"].append([number, int(info.accepted.sum()) / proposed])
+        found["novel"].append([number, int(info.novel.sum()) / proposed])
+        if number % EVERY and number != SWEEPS:
+            continue
+        with evaluating(reader.model):
+            energy = energies.energy(reader.model, batch, state.tokens, "local")
+        rows = [reader.show(row[here].tolist()) for row, here in zip(state.tokens, free)]
+        lines = [
+            {"sweep": number, "example": i // chains, "chain": i % chains, "output": text}
+            for i, text in enumerate(rows)
+        ]
+        (score,) = next(iter(graded(lines, answers, reader.metrics()[:1]).values()))
+        found["energy"].append([number, float(energy.mean())])
+        found["score"].append([number, score[1]])
+    return found
+
+
+def later(rows: Sequence[Sequence[float]]) -> float:
+    """The mean behind burn-in."""
+    return fmean(value for sweep, value in rows if sweep > BURN_IN)
+
+
+def table(columns: dict[str, list[Setting]], found: dict[str, Any]) -> str:
+    """A row for each setting."""
+    lines = [
+        "| setting | sampler | local energy | accepted | novel | BLEU |",
+        "|---|---|---:|---:|---:|---:|",
+    ]
+    for column, settings in columns.items():
+        for setting in settings:
+            got = found[setting.name]
+            figures = [
+                f"{later(got[key]):.{digits}f}"
+                for key, digits in (("energy", 2), ("acceptance", 2), ("novel", 2), ("score", 2))
+            ]
+            lines.append(f"| {column} | {setting.sampler} | {' | '.join(figures)} |")
+    return "\n".join(lines) + "\n"
+
+
+def picture(
+    columns: dict[str, list[Setting]], keys: Sequence[str], found: dict[str, Any], path: Path
+) -> None:
+    """A panel for each quantity, a line for each setting."""
+    panels = []
+    for key in keys:
+        lines = []
+        for column, settings in columns.items():
+            for setting in settings:
+                label = setting.sampler if len(columns) == 1 else f"{setting.sampler}, {column}"
+                x, y = zip(*found[setting.name][key])
+                lines.append(Line(label, x, y))
+        panels.append(Panel(lines, "sweeps", SAYS[key]))
+    draw(panels, path)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Compare samplers on a conditional masked model.")
+    parser.add_argument("run", type=Path)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--examples", type=int, default=100)
+    parser.add_argument("--chains", type=int, default=5)
+    wishes = parser.parse_args()
+    torch.set_flush_denormal(True)
+    reader, found = open_model(wishes.run), {}
+    wishes.folder.mkdir(parents=True, exist_ok=True)
+    settings = dict.fromkeys(s for columns in TABLES.values() for row in columns.values() for s in row)
+    for number, setting in enumerate(settings, start=1):
+        kept = wishes.folder / f"{setting.name}-{wishes.examples}x{wishes.chains}.json"
+        print(f"[{number}/{len(settings)}] {setting.name}", file=sys.stderr, flush=True)
+        if not kept.is_file():
+            replace_json(kept, measure(reader, setting, wishes.examples, wishes.chains))
+        found[setting.name] = json.loads(kept.read_text())
+    about = (
+        f"{wishes.examples} development sentences, {wishes.chains} chains each from random tokens; means of sweeps {BURN_IN + 1} to"
+        f" {SWEEPS}. Regenerated by `python tools/sampling_study.py RUN FOLDER --examples {wishes.examples} --chains {wishes.chains}`.\n"
+    )
+    for name, columns in TABLES.items():
+        (ROOT / "results" / f"sampling_{name}.md").write_text(
+            f"{table(columns, found)}\n{about}", encoding="utf-8"
+        )
+    for name, keys in FIGURES.items():
+        picture(TABLES[name], keys, found, ROOT / "docs" / f"sampling_{name}.svg")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
