@@ -13,9 +13,11 @@ from unforced.tasks.locate import find
 
 Dictionary = Literal["package", "0.7b"]
 Entry = tuple[str, tuple[str, ...]]  # a word in lower case and a pronunciation, stress digits kept
-PHONEMES = tuple(
-    ["AA", "AE", "AH", "AO", "AW", "AY", "B", "CH", "D", "DH", "EH", "ER", "EY", "F", "G", "HH", "IH", "IY", "JH", "K", "L", "M", "N", "NG", "OW", "OY", "P", "R", "S", "SH", "T", "TH", "UH", "UW", "V", "W", "Y", "Z", "ZH"]
-)
+PHONEMES = (
+    "AA", "AE", "AH", "AO", "AW", "AY", "B", "CH", "D", "DH", "EH", "ER", "EY",
+    "F", "G", "HH", "IH", "IY", "JH", "K", "L", "M", "N", "NG", "OW", "OY",
+    "P", "R", "S", "SH", "T", "TH", "UH", "UW", "V", "W", "Y", "Z", "ZH",
+)  # fmt: skip
 
 
 def entries(dictionary: Dictionary) -> tuple[Entry, ...]:
