@@ -268,6 +268,30 @@ def test_sources_from_lines(root: Path, tmp_path: Path, monkeypatch, capsys) -> 
     capsys.readouterr()
 
 
+def test_outputs_of_examples_with_answers_are_graded(root: Path, tmp_path: Path, capsys) -> None:
+    folder, run = tmp_path / "out", ["sample", str(root / "conditional"), "-o", str(tmp_path / "out")]
+    assert main([*run, "--split", "train", "--examples", "6", "--sweeps", "6", "--chains", "2", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)["scores"]
+    metrics = [metric.name for metric in open_model(root / "conditional").metrics()]
+    assert list(said) == metrics
+    scores = json.loads((folder / "scores.json").read_text())
+    name = metrics[0]
+    assert [sweep for sweep, _ in scores[name]] == [1, 2, 3, 4, 5, 6]
+    assert said[name]["last"] == scores[name][-1][1]
+    assert said[name]["mean"] == pytest.approx(sum(score for _, score in scores[name][1:]) / 5)
+    lines = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+    metric = open_model(root / "conditional").metrics()[0]
+    by_chain = []
+    for chain in range(2):
+        outputs = [line["output"] for line in lines if line["sweep"] == 6 and line["chain"] == chain]
+        answers = [(target,) for _, target in PAIRS]
+        by_chain.append(float(metric.score(metric.statistics(outputs, answers).sum(axis=0))))
+    assert scores[name][-1][1] == pytest.approx(sum(by_chain) / 2)
+    assert main(["plot", "traces", str(folder), "--output", str(tmp_path / "again.svg")]) == 0
+    assert name in (tmp_path / "again.svg").read_text()
+    assert main([*run, "--sweeps", "2"]) == 2  # the folder has chains
+
+
 def test_hugging_face_folder(root: Path, tmp_path: Path, monkeypatch, capsys) -> None:
     words = ["sample", str(root / "bert"), "--sweeps", "4", "--chains", "2", "--quiet"]
     assert main([*words, "-o", str(tmp_path / "length"), "--length", "3", "--start", "random"]) == 0
