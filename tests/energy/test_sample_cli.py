@@ -270,7 +270,9 @@ def test_sources_from_lines(root: Path, tmp_path: Path, monkeypatch, capsys) -> 
 
 def test_outputs_of_examples_with_answers_are_graded(root: Path, tmp_path: Path, capsys) -> None:
     folder, run = tmp_path / "out", ["sample", str(root / "conditional"), "-o", str(tmp_path / "out")]
-    assert main([*run, "--split", "train", "--examples", "6", "--sweeps", "6", "--chains", "2", "--json"]) == 0
+    assert (
+        main([*run, "--split", "train", "--examples", "6", "--sweeps", "6", "--chains", "2", "--json"]) == 0
+    )
     said = json.loads(capsys.readouterr().out)["scores"]
     metrics = [metric.name for metric in open_model(root / "conditional").metrics()]
     assert list(said) == metrics

@@ -200,10 +200,12 @@ def test_language_models(place: Path, tmp_path: Path) -> None:
 def test_masked_models(place: Path, tmp_path: Path, feed: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """A masked model learns by a recipe, and its run folder is scored with and sampled from."""
     data = recipes.read(place / "gpt2.toml")
-    data["model"], data["task"] = f"hf:{place}/bert", {"name": "language", "train": f"{place}/text.txt"}
+    data["model"] = {"name": "huggingface", "path": f"{place}/bert"}
+    data["task"] = {"name": "language", "train": f"{place}/text.txt"}
     data["objective"] = {"name": "masked_lm"}
-    data["training"] |= {"steps": 40, "validate_every": 40}
-    data["decoding"] = {}
+    data["training"] |= {"steps": 40, "validate_every": 40, "validate": "mask_predict"}
+    data["task"] |= {"measures": ["masked_nll"]}
+    data["decoding"] = {"mask_predict": {"method": "mask_predict"}}
     run = tmp_path / "run"
     unforced.train(recipes.assemble(data, {}), run=run, quiet=True)
     sentences = ["a b a", "c d c", "e"]
@@ -227,7 +229,7 @@ def test_masked_models(place: Path, tmp_path: Path, feed: Any, capsys: pytest.Ca
     )
     found = [json.loads(line) for line in (tmp_path / "chains" / "samples.jsonl").read_text().splitlines()]
     assert found
-    assert all(set(each["text"].split()) <= set(NAMES) for each in found)
+    assert all(set(each["output"].split()) <= set(NAMES) for each in found)
 
 
 def test_texts_and_numbers(place: Path) -> None:
