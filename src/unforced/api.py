@@ -79,7 +79,7 @@ def train(
     single = chosen.single(variant, seed)
     folder = run_folder(RUNS, single) if run is None else Path(run)
     run_job(
-        job(earlier.placed(single, lambda name: folder.parent / f"{name}-{single.seeds[0]}")),
+        job(earlier.placed(single, folder.parent, single.seeds[0])),
         folder,
         resume=resume,
         quiet=quiet,

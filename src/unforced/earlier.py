@@ -6,7 +6,6 @@ as ``teacher``).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,15 +17,15 @@ VARIANT = "variant:"
 
 def needed(recipe: Recipe) -> tuple[str, ...]:
     """The variants whose runs must be there before this one, each once; the one that it starts from comes first."""
-    found = [recipe.training.warm_start, *_strings(recipe.objective).values()]
+    found = [recipe.training.warm_start or "", *_strings(recipe.objective).values()]
     return tuple(dict.fromkeys(name.removeprefix(VARIANT) for name in found if _named(name)))
 
 
-def placed(recipe: Recipe, folder: Callable[[str], Path]) -> Recipe:
-    """The recipe with each such variant replaced by the path of its run, as ``folder`` has it."""
+def placed(recipe: Recipe, folder: Path, seed: int) -> Recipe:
+    """The recipe with each such variant replaced by the path of its run with that seed, which lies in ``folder``."""
 
     def path(name: str) -> str:
-        return str(folder(name.removeprefix(VARIANT)).absolute())
+        return str((folder / f"{name.removeprefix(VARIANT)}-{seed}").absolute())
 
     start, training, objective = recipe.training.warm_start, recipe.training, recipe.objective
     if start is not None and _named(start):
@@ -52,8 +51,8 @@ def spelt(recipe: Recipe, like: Recipe) -> Recipe:
     return replace(recipe, training=training, objective=replace(objective, **same) if same else objective)
 
 
-def _named(name: str | None) -> bool:
-    return name is not None and name.startswith(VARIANT)
+def _named(name: str) -> bool:
+    return name.startswith(VARIANT)
 
 
 def _strings(objective: Any) -> dict[str, str]:

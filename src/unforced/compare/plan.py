@@ -50,7 +50,7 @@ def plan(recipes: Sequence[Recipe], root: Path) -> list[Planned]:
             for seed in recipe.seeds:
                 single, folders = recipe.single(variant, seed), root / recipe.name
                 needs = tuple(prefix + name for name in earlier.needed(single))
-                ready = earlier.placed(single, lambda name, s=seed, f=folders: f / f"{name}-{s}")
+                ready = earlier.placed(single, folders, seed)
                 planned.append(Planned(prefix + variant, seed, ready, folders / f"{variant}-{seed}", needs))
     seeds = list(dict.fromkeys(run.seed for run in planned))
     return sorted(planned, key=lambda run: seeds.index(run.seed))
