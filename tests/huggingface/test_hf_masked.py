@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from hf_cases import BERTS, MASKED, V, tf, tokens
 
+from unforced.energy.partition import log_partition
 from unforced.errors import InputError
 from unforced.models.huggingface import batch, wrap
 from unforced.models.protocol import MaskedModel
@@ -99,6 +101,33 @@ def test_soft_inputs(name: str) -> None:
         n for n, p in model.named_parameters() if p.requires_grad and (p.grad is None or not p.grad.any())
     ]
     assert missed == []
+
+
+def test_sums_over_all_texts_between_special_tokens() -> None:
+    """log Z against every text put in by hand, with padding at either side."""
+    model = wrap(MASKED["bert"].model(), mask=3, banned=(0, 1, 2))
+    ids = torch.tensor([[1, 7, 8, 2], [1, 9, 2, 0], [0, 1, 9, 2]])
+    made_batch = batch(model, ids, ids.ne(0).long())
+    found = log_partition(model, made_batch, "raw")
+    kept = [i for i in range(V) if i not in (0, 1, 2, 3)]
+    for b, texts in enumerate(
+        [list(itertools.product(kept, repeat=2)), [(i,) for i in kept], [(i,) for i in kept]]
+    ):
+        one = made_batch.select(torch.tensor([b]))
+        totals = []
+        for text in texts:
+            tokens, places = one.gold.clone(), one.mask[0].nonzero().squeeze(1)
+            tokens[0, places] = torch.tensor(text)
+            energy = 0.0
+            for place in places.tolist():
+                hidden = torch.zeros_like(one.mask)
+                hidden[0, place] = True
+                with torch.no_grad():
+                    energy -= float(model.scores(one, tokens, hidden)[0, place, tokens[0, place]])
+            totals.append(-energy)
+        assert float(found[b]) == pytest.approx(
+            float(torch.tensor(totals, dtype=torch.float64).logsumexp(0)), abs=1e-5
+        )
 
 
 def test_without_labels_all_but_special_tokens_count() -> None:

@@ -41,10 +41,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "beam_search_optimization": {"beam": 2, "scores": "local"},
     "minimum_risk": {"samples": 4, "alpha": 0.5, "max_length": 8},
 }
-REFUSALS = (  # what objectives say where a model, or the special tokens in front of its texts, are not for them
-    "needs a model with",
-    "sequences must be padded at their end to be summed over",
-)
+REFUSALS = ("needs a model with",)  # what objectives say where a model is not for them
 MORE: dict[str, dict[str, Any]] = {  # a second form of some
     "scheduled_sampling": {"feed": "soft_argmax", "mixing": 0.7, "alpha": 4.0},
     "soft_beam": {"beam": 2, "alpha": 4.0, "loss": "hinge", "scores": "global", "checkpoint": True},

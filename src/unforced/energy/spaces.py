@@ -46,18 +46,13 @@ class Space(NamedTuple):
 
 
 def spaces(batch: Batch, ids: Tensor) -> list[Space]:
-    """The space of each example, with ``ids`` the tokens that a variable may take."""
+    """The space of each example, with ``ids`` the tokens that a variable may take; what stands around those stays as it is."""
+    if not bool(batch.mask.any(dim=1).all()):
+        raise InputError("log Z is asked for an example without a single position: its length isn't known")
     found = []
-    for gold, mask, variable in zip(batch.gold, batch.mask, energies.variables(batch)):
-        if not bool(mask.any()):
-            raise InputError(
-                "log Z is asked for an example without a single position: its length isn't known"
-            )
-        there = mask.nonzero().squeeze(1)
-        if int(there[-1]) + 1 != len(there):
-            raise InputError("sequences must be padded at their end to be summed over")
-        flags = variable[there].tolist()
-        choices = tuple(ids if flag else gold[t : t + 1] for t, flag in zip(there, flags))
+    for gold, variable, size in zip(batch.gold, energies.variables(batch), energies.extents(batch).tolist()):
+        flags = variable[:size].tolist()
+        choices = tuple(ids if flag else gold[t : t + 1] for t, flag in enumerate(flags))
         found.append(Space(choices, tuple(flags)))
     return found
 
