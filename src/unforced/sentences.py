@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -318,19 +317,4 @@ def _from_folder(folder: Path) -> tuple[Any, Any]:
     names = getattr(place.config(), "architectures", None) or []
     if names and not any(part in name for name in names for part in ("MaskedLM", "PreTraining")):
         raise InputError(f"{folder}: holds a {names[0]}, which is no masked model")
-    with _without_bars():
-        return place.model("masked"), place.tokenizer()
-
-
-@contextmanager
-def _without_bars() -> Iterator[None]:
-    """Keep ``transformers`` from showing how it reads weights."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
+    return place.model("masked"), place.tokenizer()

@@ -53,6 +53,13 @@ def test_the_same_as_the_plain_loop(iterations: int, rows: int) -> None:
     assert all(n <= rows for n, _ in model.seen)
 
 
+def test_nothing_to_fill() -> None:
+    batch = ended([[], []], SOURCES[:2])
+    found = fill(TableModel(7), batch)
+    assert torch.equal(found.tokens, batch.gold)
+    assert not found.log_probs.any()
+
+
 def test_refining_changes_something() -> None:
     model, batch = TableModel(7), ended([[3] * 7] * 4, SOURCES)
     assert not torch.equal(fill(model, batch, 1).tokens, fill(model, batch, 10).tokens)

@@ -205,7 +205,7 @@ def test_what_is_no_masked_model(root: Path, tmp_path: Path, monkeypatch, capsys
         "causal": "which is no masked model",
         "gpt2": "holds a GPT2LMHeadModel, which is no masked model",
         "headless": "holds a BertModel, which is no masked model",
-        "pickled": "its model can't be read",
+        "pickled": "has pickled weights (.bin), which are not read",
         "coded": "names code of its own (auto_map), which is not run",
         "empty": "is neither a run folder nor one that transformers saved",
         "absent": "is neither a run folder nor one that transformers saved",

@@ -161,9 +161,23 @@ def test_padding_of_labels_is_cut_off() -> None:
         ("t5", {"labels": torch.tensor([3, 4])}, "labels must be"),
         ("t5", {"labels": torch.full((4, 1), 17)}, "between 0 and 16"),
         ("gpt2", {"input_ids": torch.full((4, 9), -1)}, "between 0 and 16"),
+        ("gpt2", {"token_type_ids": torch.ones(4, 9)}, "tell two texts apart"),
+        ("gpt2", {"input_ids": [[1, 2], [3]]}, "lists of one length"),
     ],
 )
 def test_bad_data_is_named(name: str, change: dict[str, Any], message: str) -> None:
     model = DECODERS[name].wrapped()
     with pytest.raises(InputError, match=message):
         batch(model, **{**collated(name), **change})
+
+
+def test_lists_make_a_batch_too() -> None:
+    model, data = DECODERS["gpt2"].wrapped(), collated("gpt2")
+    plain, listed = (
+        batch(model, **data),
+        batch(model, **{name: value.tolist() for name, value in data.items()}),
+    )
+    assert torch.equal(plain.gold, listed.gold)
+    assert torch.equal(plain.source, listed.source)
+    typed = batch(model, **data, token_type_ids=torch.zeros_like(data["input_ids"]))
+    assert torch.equal(typed.prefix, plain.prefix)

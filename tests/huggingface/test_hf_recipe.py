@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from trainer_cases import tf
 
 import unforced
@@ -275,6 +276,42 @@ def test_complaints(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         unforced.train(recipes.assemble(data, {}), run=tmp_path / "none", quiet=True)
     (place / "gpt2" / "generation_config.json").unlink()
     assert HuggingFace(path=str(place / "gpt2")).codec().symbols.eos == 2
+
+
+def test_folders_that_are_not_whole(place: Path, tmp_path: Path) -> None:
+    def train(folder: Path, **options: Any) -> str:
+        with pytest.raises(InputError) as found:
+            unforced.train(place / "t5.toml", f"model=hf:{folder}", run=tmp_path / "run", quiet=True)
+        assert not (tmp_path / "run" / "run.json").exists()
+        return str(found.value)
+
+    cut = saved(tmp_path / "cut", "t5")
+    weights = (cut / "model.safetensors").read_bytes()
+    (cut / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+    assert "its model can't be read: " in train(cut)
+    bare = saved(tmp_path / "bare", "t5")
+    for file in bare.glob("tokenizer*"):
+        file.unlink()
+    assert train(bare) == f"{bare}: has no tokenizer: save one there, by tokenizer.save_pretrained"
+    pickled = saved(tmp_path / "pickled", "t5")
+    (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
+    assert "has pickled weights (.bin), which are not read" in train(pickled)
+    poor = saved(tmp_path / "poor", "t5")
+    tensors = load_file(poor / "model.safetensors")
+    del tensors["decoder.block.0.layer.0.SelfAttention.k.weight"]
+    save_file(tensors, poor / "model.safetensors", metadata={"format": "pt"})
+    message = "holds T5ForConditionalGeneration; a T5ForConditionalGeneration also needs decoder.block.0.layer.0.SelfAttention.k.weight"
+    assert message in train(poor)
+
+
+def test_a_refused_run_leaves_its_folder_free(place: Path, tmp_path: Path) -> None:
+    recipe, run = place / "gpt2.toml", tmp_path / "run"
+    with pytest.raises(InputError, match="masked_lm needs a model with scores"):
+        unforced.train(recipe, "objective=masked_lm", run=run, quiet=True)
+    assert [path.name for path in run.iterdir()] == ["lock"]
+    unforced.train(recipe, run=run, quiet=True)
+    with pytest.raises(InputError, match="is not empty"):
+        unforced.train(recipe, run=run, quiet=True)
 
 
 def test_code_of_a_folder_is_not_run(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -431,9 +431,27 @@ def test_gradient_checkpointing(tmp_path: Path) -> None:
     plain.train()
     saving.train()
     assert losses(saving) == pytest.approx(losses(plain), rel=1e-4)
-    stepwise = trainer("gpt2", objective("soft_beam"), tmp_path, gradient_checkpointing=True)
-    with pytest.raises(InputError, match="keeps no cache while it trains with gradient checkpointing"):
-        stepwise.train()
+    for stepwise in (objective("soft_beam"), unforced.objective("scheduled_sampling")):
+        with pytest.raises(
+            InputError, match="goes step by step, for which a model that trains with gradient"
+        ):
+            trainer("gpt2", stepwise, tmp_path, gradient_checkpointing=True)
+    asked = unforced.objective(
+        "scheduled_sampling", feed="argmax", mixing=0.5, dropout=False
+    )  # in evaluation
+    assert learns_something(trainer("gpt2", asked, tmp_path, gradient_checkpointing=True))
+
+
+def learns_something(made: Any) -> bool:
+    made.train()
+    return len(losses(made)) == 3
+
+
+def test_a_loss_of_the_models_own_is_not_dropped_in_silence(tmp_path: Path) -> None:
+    model = gpt2()
+    model.config.output_router_logits = True
+    with pytest.raises(InputError, match="output_router_logits adds a loss of the routers"):
+        trainer("gpt2", objective("cross_entropy"), tmp_path, model=model)
 
 
 def test_a_launcher_whose_processes_do_not_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import copy
+import warnings
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -54,6 +56,23 @@ def cross_entropy(model: Any, data: Any) -> torch.Tensor:
 def test_special_tokens(config: dict[str, Any], options: dict[str, Any], expected: tuple[Any, ...]) -> None:
     hf = tf.LlamaForCausalLM(tf.LlamaConfig(**{**LLAMAS, **config}))
     assert wrap(hf, **options, check=False).symbols == expected
+
+
+def test_settings_that_are_not_followed_are_named() -> None:
+    hf = tf.LlamaForCausalLM(tf.LlamaConfig(**LLAMAS))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        wrap(hf)
+    for name, value in (("no_repeat_ngram_size", 2), ("repetition_penalty", 1.3), ("eos_token_id", [2, 5])):
+        other = copy.deepcopy(hf)
+        setattr(other.generation_config, name, value)
+        with pytest.warns(
+            UserWarning, match=f"don't follow these settings of LlamaForCausalLM for generate: {name}"
+        ):
+            wrap(other)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        wrap(other, eos=5)  # the user has chosen
 
 
 def test_special_tokens_of_an_encoder_decoder() -> None:
@@ -215,6 +234,36 @@ def test_a_sequence_too_long_is_named() -> None:
     data = batch(model, torch.full((1, 60), 5))
     with pytest.raises(InputError, match="has 64 positions"):
         Greedy(min_length=10, max_length=20)(model, data)
+    reader = ENCODER_DECODERS["bart"].wrapped()
+    with pytest.raises(InputError, match="has 64 positions, which is too few for a sequence of 90"):
+        reader.start(batch(reader, torch.full((1, 90), 5)))
+    masked = wrap(tf.BertForMaskedLM(tf.BertConfig(**BERTS)), mask=3)
+    long = batch(masked, torch.full((1, 90), 5))
+    with pytest.raises(InputError, match="positions, which is too few for a sequence of 90"):
+        masked.scores(long, long.gold, long.mask)
+
+
+def test_a_masked_model_is_not_searched_with() -> None:
+    masked = wrap(tf.BertForMaskedLM(tf.BertConfig(**BERTS)), mask=3)
+    with pytest.raises(
+        InputError, match=r"a search needs a model with start .*: it is a masked model, as masked_lm trains"
+    ):
+        Greedy()(masked, batch(masked, torch.full((1, 4), 5)))
+
+
+def test_a_trial_run_that_fails_says_how() -> None:
+    """ProphetNet predicts several tokens at once, by a body that nothing here can stand in for."""
+    sizes = dict.fromkeys(("hidden_size", "encoder_ffn_dim", "decoder_ffn_dim"), 16)
+    layers = {
+        f"num_{side}_{what}": 2 for side in ("encoder", "decoder") for what in ("layers", "attention_heads")
+    }
+    config = tf.ProphetNetConfig(
+        vocab_size=V, max_position_embeddings=64, decoder_start_token_id=1, **sizes, **layers, **SPECIAL
+    )
+    with pytest.raises(
+        InputError, match=r"ProphetNet\w+ can't be wrapped: a trial run failed \(IndexError: "
+    ):
+        wrap(tf.ProphetNetForConditionalGeneration(config))
 
 
 @pytest.mark.parametrize("name", ["t5", "gpt2"])

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from unforced import rows
 from unforced.errors import InputError
-from unforced.models.protocol import StepDecoder, stepping
+from unforced.models.protocol import StepDecoder, require, stepping
 from unforced.types import Batch, DecoderState, Hypotheses, Tree
 
 
@@ -130,6 +130,7 @@ def search(
     pass, which makes the steps again (gradient checkpointing). Nobody but those at their limit finishes, and there is no
     trace.
     """
+    require(model, "a search", "start", "embed", "advance", "score")
     limits = limits.repeat_interleave(copies)
     examples = limits.numel()
     alive = torch.arange(examples, device=limits.device)

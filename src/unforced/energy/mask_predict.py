@@ -35,13 +35,16 @@ def fill(model: Any, batch: Batch, iterations: int = 10, rows: int = ROWS) -> Fi
     tokens, log_probs = batch.gold.clone(), None
     free = energies.variables(batch)
     some = free.any(dim=1).nonzero().squeeze(1)
+    if not len(some):
+        return Filled(tokens, torch.zeros(tokens.shape, device=tokens.device))
     for numbers, size in energies.alike(energies.extents(batch)[some], rows):
         part = some[numbers]
         filled = _fill(model, energies.cut(batch.select(part), size), iterations)
         if log_probs is None:
             log_probs = filled.log_probs.new_zeros(tokens.shape)
         tokens[part, :size], log_probs[part, :size] = filled
-    return Filled(tokens, torch.zeros(tokens.shape, device=tokens.device) if log_probs is None else log_probs)
+    assert log_probs is not None
+    return Filled(tokens, log_probs)
 
 
 def _fill(model: Any, batch: Batch, iterations: int) -> Filled:

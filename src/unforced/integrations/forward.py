@@ -23,8 +23,8 @@ from unforced.objectives.protocol import Objective
 from unforced.training.randomness import generator
 from unforced.types import Loss, Progress
 
-KNOWN = ("input_ids", "attention_mask", "labels", "decoder_input_ids")
-UNUSED = ("token_type_ids", "decoder_attention_mask")  # of collators; padding is seen from the others
+KNOWN = ("input_ids", "attention_mask", "labels", "decoder_input_ids", "token_type_ids")
+UNUSED = ("decoder_attention_mask",)  # of collators; padding is seen from the others
 
 
 class Update:

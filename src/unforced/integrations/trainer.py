@@ -85,6 +85,15 @@ class WithObjective(Base):
             )
         if self.args.torch_compile:
             raise InputError("torch_compile compiles a model's own forward pass, which objectives don't use")
+        if self.args.gradient_checkpointing and getattr(self.objective, "stepwise", False):
+            raise InputError(
+                f"{type(self.objective).__name__} goes step by step, for which a model that trains with gradient checkpointing "
+                "keeps no cache: turn gradient_checkpointing off"
+            )
+        if getattr(getattr(self.model, "config", None), "output_router_logits", False):
+            raise InputError(
+                "output_router_logits adds a loss of the routers to the model's own, which objectives don't: set it to False"
+            )
         processes = int(os.environ.get("WORLD_SIZE", 1))
         if processes != self.accelerator.num_processes:
             raise InputError(

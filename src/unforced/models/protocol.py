@@ -91,6 +91,8 @@ def require(model: Any, method: str, *names: str) -> None:
     """
     missing = [name for name in names if not callable(getattr(model, name, None))]
     if missing:
+        masked = callable(getattr(model, "scores", None)) and "scores" not in missing
         raise InputError(
             f"{method} needs a model with {' and '.join(missing)}, which {type(model).__name__} doesn't have"
+            + (": it is a masked model, as masked_lm trains and mask_predict decodes them" if masked else "")
         )

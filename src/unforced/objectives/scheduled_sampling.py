@@ -52,6 +52,11 @@ class ScheduledSampling:
     alpha: float | Schedule = SHARPENING  # inverse temperature of the soft feeds
     dropout: bool = True  # whether it is on while hard tokens are found
 
+    @property
+    def stepwise(self) -> bool:
+        """Whether the model is stepped through as it trains, and not as it is used."""
+        return self.feed in SOFT or self.dropout
+
     def __post_init__(self) -> None:
         check_choice("feed", self.feed, Feed)
         if not isinstance(self.mixing, Schedule):

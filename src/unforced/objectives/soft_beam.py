@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -48,6 +48,8 @@ class SoftBeam:
     >>> SoftBeam(beam=3, loss="hinge", scores="global").keep
     64
     """
+
+    stepwise: ClassVar[bool] = True  # the model is stepped through as it trains
 
     beam: int = 3  # hypotheses
     alpha: float | Schedule = SHARPENING  # inverse temperature

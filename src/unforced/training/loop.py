@@ -45,6 +45,7 @@ def train(job: Job, folder: str | Path, *, resume: bool = False, quiet: bool = F
         seed=job.seed,
         world=accelerator.num_processes,
     )
+    fresh: list[RunFolder] = []  # the run, where this process has made it just now
     with ExitStack() as stack:
 
         def begin() -> Path | None:
@@ -57,6 +58,7 @@ def train(job: Job, folder: str | Path, *, resume: bool = False, quiet: bool = F
                     about=job.about, facts=identity, model=job.model, splits=splits, accelerator=accelerator
                 )
                 run.create(recipe=job.recipe, info=info, codec=codec.to_json())
+                fresh.append(run)
             return None if run.finished() else checkpoints.newest(run)
 
         newest = distributed.on_main(accelerator, begin)
@@ -64,8 +66,14 @@ def train(job: Job, folder: str | Path, *, resume: bool = False, quiet: bool = F
             display = stack.enter_context(Display(quiet or not accelerator.is_main_process))
             trainer = Trainer(job, run, accelerator, encoded, lengths, display)
             stack.callback(trainer.close)
-            _start(trainer, job, newest)
-            trainer.run()
+            try:
+                _start(trainer, job, newest)
+                trainer.run()
+            except InputError:
+                if fresh and not trainer.state.step:  # so that the corrected command finds an empty folder
+                    trainer.close()
+                    run.discard()
+                raise
         path = run.best_checkpoint()
         fill_model(job.model, checkpoints.read_model(path), str(path))
         job.model.eval()

@@ -155,6 +155,12 @@ class RunFolder:
         replace_json(self.path / "codec.json", codec)
         replace_json(self.path / "run.json", info)
 
+    def discard(self) -> None:
+        """Remove what was written, all but the lock: for a run that failed before its first update."""
+        for path in self.path.iterdir():
+            if path.name != "lock":
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
     def write_best(self, best: Mapping[str, Any] | None) -> None:
         """Say which checkpoint is the best; None where there is none."""
         if best is None:

@@ -22,14 +22,15 @@ IGNORED = -100  # the label of a position that is not scored
 
 def batch(
     model: Any,
-    input_ids: Tensor,
-    attention_mask: Tensor | None = None,
-    labels: Tensor | None = None,
+    input_ids: Any,
+    attention_mask: Any = None,
+    labels: Any = None,
     *,
-    decoder_input_ids: Tensor | None = None,
-    ids: Tensor | None = None,
+    decoder_input_ids: Any = None,
+    token_type_ids: Any = None,
+    ids: Any = None,
 ) -> Batch:
-    """A ``Batch`` for a wrapped model. Without labels it is one to decode.
+    """A ``Batch`` for a wrapped model, of tensors or of lists that make some. Without labels it is one to decode.
 
     - Encoder-decoder models: ``input_ids`` are the sources and labels the outputs. Any other main input of the encoder
       (pixels, audio features) may stand for ``input_ids``.
@@ -40,8 +41,15 @@ def batch(
     - Masked models: the gold are the labels, and the input ids where there is none; what counts is what has a label.
       ``prefix`` are the input ids.
 
-    ``ids`` are the examples' numbers in their split.
+    ``token_type_ids``, which many tokenizers give, must all be 0: one text. ``ids`` are the examples' numbers in their split.
     """
+    given = (input_ids, attention_mask, labels, decoder_input_ids, token_type_ids, ids)
+    try:
+        input_ids, attention_mask, labels, decoder_input_ids, kinds, ids = map(_tensor, given)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"a batch is made of tensors, or of lists of one length: {error}") from None
+    if kinds is not None and bool(kinds.any()):
+        raise InputError("token_type_ids tell two texts apart, and models are given one: leave them out")
     tensors = (("attention_mask", attention_mask), ("labels", labels))
     if isinstance(model, WrappedEncoderDecoder):
         _check_shapes(input_ids, tensors[:1])
@@ -60,6 +68,10 @@ def batch(
     if isinstance(model, WrappedMasked):
         return masked_batch(model.symbols, input_ids, attended, labels, ids)
     raise InputError(f"batches are made for a model that wrap(…) gave, not for {type(model).__name__}")
+
+
+def _tensor(given: Any) -> Tensor | None:
+    return None if given is None else torch.as_tensor(given)
 
 
 def _check_shapes(input_ids: Tensor, tensors: Any) -> None:

@@ -20,6 +20,7 @@ from unforced.models.huggingface.parts import (
     named,
     output_child,
     scores_of,
+    within_positions,
 )
 from unforced.models.huggingface.tokens import WrappedModel
 from unforced.types import Batch, DecoderState, Symbols, Tree
@@ -155,16 +156,9 @@ class WrappedDecoder(WrappedModel, ABC):
         return features, DecoderState(carry, shared._replace(cross=cross, layout=layout))
 
     def run(self, options: dict[str, Any], total: int) -> Any:
-        """The body's output; a sequence too long for its positions is an ``InputError``."""
-        try:
+        """The body's output."""
+        with within_positions(self.body, total, named(self.model)):
             return self.body(**options)
-        except IndexError:
-            longest = getattr(self.body.config, "max_position_embeddings", None)
-            if longest is None or total <= longest:
-                raise
-            raise InputError(
-                f"{named(self.model)} has {longest} positions, which is too few for a sequence of {total}"
-            ) from None
 
     def without_cache(self) -> str:
         """Why passes leave no cache behind that could be used, or nothing."""
@@ -219,7 +213,8 @@ class WrappedEncoderDecoder(WrappedDecoder):
         options = {name: batch.source, "return_dict": True}
         if mask is not None and "attention_mask" in arguments(encoder):
             options["attention_mask"] = mask
-        memory = encoder(**options)[0]
+        with within_positions(encoder, batch.source.shape[1], named(self.model)):
+            memory = encoder(**options)[0]
         if mask is not None and mask.shape[1] != memory.shape[1]:
             mask = None  # the encoder has its own idea of length
         before = torch.tensor(self.prompt, dtype=torch.long, device=memory.device).expand(len(memory), -1)

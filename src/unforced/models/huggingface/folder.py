@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from unforced.errors import InputError
+from unforced.models.huggingface.parts import in_short
 
 TRUST = "UNFORCED_TRUST_REMOTE_CODE"  # from the user alone: no file that is passed on can say it
 
@@ -39,6 +43,11 @@ class Folder:
         )
 
     def tokenizer(self) -> Any:
+        names = ("tokenizer*", "vocab*", "merges.txt", "*.model", "*.spm", "*.tiktoken")
+        if Path(self.path).is_dir() and not any(
+            file for name in names for file in Path(self.path).glob(name)
+        ):
+            raise InputError(f"{self.path}: has no tokenizer: save one there, by tokenizer.save_pretrained")
         return self._read(
             "tokenizer", lambda auto, path, **how: auto.AutoTokenizer.from_pretrained(path, **how)
         )
@@ -68,12 +77,28 @@ class Folder:
         if random:
             config = self.config()
             return self._read("model", lambda auto, *_, **__: getattr(auto, cls).from_config(config))
-        return self._read(
-            "model",
-            lambda auto, path, **how: getattr(auto, cls).from_pretrained(
-                path, **how, use_safetensors=True, dtype=torch.float32
-            ),
-        )
+        files = list(Path(self.path).iterdir()) if Path(self.path).is_dir() else []
+        if any(file.suffix == ".bin" for file in files) and not any(
+            f.suffix == ".safetensors" for f in files
+        ):
+            raise InputError(
+                f"{self.path}: has pickled weights (.bin), which are not read: save them as safetensors first"
+            )
+        with _quietly():
+            model, report = self._read(
+                "model",
+                lambda auto, path, **how: getattr(auto, cls).from_pretrained(
+                    path, **how, use_safetensors=True, dtype=torch.float32, output_loading_info=True
+                ),
+            )
+        missing = sorted(report["missing_keys"])
+        if missing:
+            saved = ", ".join(getattr(model.config, "architectures", None) or ["another model"])
+            raise InputError(
+                f"{self.path}: holds {saved}; a {type(model).__name__} also needs {missing[0]}"
+                + (f" and {len(missing) - 1} more weights" if len(missing) > 1 else "")
+            )
+        return model
 
     def _read(self, what: str, read: Callable[..., Any]) -> Any:
         try:
@@ -88,9 +113,8 @@ class Folder:
         how = {"local_files_only": not self.download, "trust_remote_code": trusted}
         try:
             return read(transformers, self.path, **how)
-        except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
-            first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-            raise InputError(f"{self.path}: its {what} can't be read: {first}") from None
+        except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
+            raise InputError(f"{self.path}: its {what} can't be read: {in_short(error)}") from None
 
     def _refuse_code(self) -> None:
         """Raise ``InputError`` where a configuration names code of its own."""
@@ -104,3 +128,19 @@ class Folder:
                 raise InputError(
                     f"{file}: names code of its own (auto_map), which is not run unless you set {TRUST}=1"
                 )
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Keep ``transformers`` from showing how it reads weights."""
+    from transformers.utils import logging
+
+    shown, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if shown:
+            logging.enable_progress_bar()

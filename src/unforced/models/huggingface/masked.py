@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from unforced.errors import InputError
-from unforced.models.huggingface.parts import arguments, named
+from unforced.models.huggingface.parts import arguments, named, within_positions
 from unforced.models.huggingface.tokens import WrappedModel
 from unforced.types import Batch, Symbols
 
@@ -61,6 +61,8 @@ class WrappedMasked(WrappedModel):
     def _run(self, attended: Tensor | None, **inputs: Tensor) -> Tensor:
         if attended is not None:
             inputs["attention_mask"] = attended.long()
-        output: Any = self.model(**inputs, return_dict=True)
+        length = next(iter(inputs.values())).shape[1]
+        with within_positions(self.model, length, named(self.model)):
+            output: Any = self.model(**inputs, return_dict=True)
         scores: Tensor = output.logits
         return scores

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -85,6 +86,30 @@ def output_child(owner: nn.Module) -> str:
     return next(
         (name for name, child in owner.named_children() if child is layer and type(child) is nn.Linear), ""
     )
+
+
+@contextmanager
+def within_positions(part: Any, length: int, name: str) -> Iterator[None]:
+    """Around a pass: where it fails on a sequence that is longer than the positions there are, that is an ``InputError``."""
+    try:
+        yield
+    except (IndexError, RuntimeError):
+        longest = getattr(part.config, "max_position_embeddings", None)
+        if longest is None or length <= longest:
+            raise
+        raise InputError(
+            f"{name} has {longest} positions, which is too few for a sequence of {length}"
+        ) from None
+
+
+def in_short(error: Exception, most: int = 300) -> str:
+    """An error's words on one line.
+
+    >>> in_short(ValueError("no\\n  such thing"))
+    'no such thing'
+    """
+    words = " ".join(str(error).split()) or type(error).__name__
+    return words if len(words) <= most else f"{words[:most]} …"
 
 
 def arguments(module: nn.Module) -> frozenset[str]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from unforced.errors import InputError
 from unforced.models.huggingface.decoder import Shared, WrappedCausal
-from unforced.models.huggingface.parts import Output, named
+from unforced.models.huggingface.parts import Output, in_short, named
 from unforced.types import DecoderState
 
 TOKENS = 5
@@ -102,9 +102,10 @@ def _quietly(wrapped: Any) -> Iterator[None]:
         wrapped.eval()
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             yield
-    except (TypeError, ValueError, AttributeError, RuntimeError, NotImplementedError) as error:
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise InputError(f"{named(wrapped.model)} can't be wrapped: a trial run failed ({first})") from error
+    except (TypeError, ValueError, AttributeError, LookupError, RuntimeError) as error:
+        raise InputError(
+            f"{named(wrapped.model)} can't be wrapped: a trial run failed ({type(error).__name__}: {in_short(error)})"
+        ) from error
     finally:
         for module in training:
             module.training = True

@@ -29,6 +29,26 @@ class Specials:
     def __call__(self, name: str) -> int | None:
         return next(iter(self.all(name)), None)
 
+    def unheeded(self) -> list[str]:
+        """Settings of the model for ``generate`` that decoders here don't follow."""
+        settings = self.places[1]
+        plain = {
+            "repetition_penalty": (1.0,),
+            "no_repeat_ngram_size": (0,),
+            "encoder_no_repeat_ngram_size": (0,),
+        }
+        names = (
+            "forced_bos_token_id",
+            "forced_eos_token_id",
+            "begin_suppress_tokens",
+            "sequence_bias",
+            *plain,
+        )
+        found = [
+            name for name in names if getattr(settings, name, None) not in (None, [], *plain.get(name, ()))
+        ]
+        return found + ["eos_token_id (the first is taken)"] * (len(self.all("eos_token_id")) > 1)
+
     def never(self) -> set[int]:
         """Tokens that ``generate`` never emits with the model's own settings."""
         settings = self.places[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -31,8 +32,9 @@ def wrap(
     Parameters are shared, not copied: ``wrap(m).model is m``. Special tokens are those of the ``tokenizer``, or else of the
     model's configuration; ``pad``, ``eos``, ``start`` (the decoder's first input) and ``mask`` (the mask token) go before both.
     ``start`` may be several ids, of which an output is always given all, such as the code of a language behind a start
-    symbol. Of several ids for EOS the first is taken. Padding may be EOS, but a soft beam needs another. ``banned`` are
-    further tokens never to be emitted, beside those that the model's own settings for ``generate`` suppress.
+    symbol. Padding may be EOS, but a soft beam needs another; where there is none, the start symbol is padding and never
+    emitted. ``banned`` are further tokens never to be emitted, beside those that the model's own settings for ``generate``
+    suppress. What else these settings say is not followed, and of several ids for EOS the first is taken; a warning names them.
 
     ``check`` runs a few tokens through the model, to see that what is taken apart here adds up to what the model itself
     gives. What a model can't do is an ``InputError`` that names it.
@@ -44,6 +46,14 @@ def wrap(
         return _masked(hf_model, known, pad, mask, banned)
     given = (start,) if isinstance(start, int) else tuple(start or ())
     symbols = decoder_symbols(hf_model, known, given[-1] if given else None, pad, eos, banned)
+    unheeded = [name for name in known.unheeded() if eos is None or not name.startswith("eos")]
+    if start is not None:  # which says what outputs begin with
+        unheeded = [name for name in unheeded if name != "forced_bos_token_id"]
+    if unheeded:
+        warnings.warn(
+            f"decoders don't follow these settings of {named(hf_model)} for generate: {', '.join(unheeded)}",
+            stacklevel=2,
+        )
     if is_encoder_decoder(hf_model):
         wrapped: Any = WrappedEncoderDecoder(hf_model, symbols, given[:-1])
     else:
