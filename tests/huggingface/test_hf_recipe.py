@@ -222,6 +222,7 @@ def test_masked_models(place: Path, tmp_path: Path, feed: Any, capsys: pytest.Ca
     assert (
         sum(energies[run][:2]) > sum(energies[place / "bert"][:2]) + 1
     )  # nats: it has learnt what texts are like
+    assert main(["evaluate", str(run), "--quiet"]) == 0
     assert (
         main(
             ["sample", str(run), "-o", str(tmp_path / "chains"), "--length", "3", "--sweeps", "4", "--quiet"]
