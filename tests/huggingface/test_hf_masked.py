@@ -103,6 +103,21 @@ def test_soft_inputs(name: str) -> None:
     assert missed == []
 
 
+def test_mixtures_that_a_model_would_take_for_something_else() -> None:
+    """ESM scales its embeddings by how many tokens are hidden, which it can't see in mixtures."""
+    config = tf.EsmConfig(
+        vocab_size=V, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24, pad_token_id=0,
+        mask_token_id=3, token_dropout=True, position_embedding_type="rotary", max_position_embeddings=64,
+    )  # fmt: skip
+    model = wrap(tf.EsmForMaskedLM(config), mask=3)
+    made_batch = batch(model, tokens((2, 5), 0))
+    assert model.scores(made_batch, made_batch.gold, made_batch.mask).shape == (2, 5, V)
+    with pytest.raises(
+        InputError, match=r"EsmForMaskedLM .* does not take embeddings \(inputs_embeds\) for tokens"
+    ):
+        model.mixed_scores(made_batch, model.embed(made_batch.gold))
+
+
 def test_sums_over_all_texts_between_special_tokens() -> None:
     """log Z against every text put in by hand, with padding at either side."""
     model = wrap(MASKED["bert"].model(), mask=3, banned=(0, 1, 2))

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from unforced.errors import InputError
+from unforced.models.huggingface import probe
 from unforced.models.huggingface.parts import arguments, named, within_positions
 from unforced.models.huggingface.tokens import WrappedModel
 from unforced.types import Batch, Symbols
@@ -22,6 +23,7 @@ class WrappedMasked(WrappedModel):
     def __init__(self, model: nn.Module, symbols: Symbols, mask_token: int) -> None:
         super().__init__(model, symbols)
         self.mask_token = mask_token
+        self.takes_mixtures = False  # whether that has been seen
 
     def scores(self, batch: Batch, tokens: Tensor, masked: Tensor) -> Tensor:
         """[R,T] ids and [R,T] bool -> [R,T,V]; with R = B·K rows, the K rows of an example adjacent."""
@@ -40,6 +42,9 @@ class WrappedMasked(WrappedModel):
             )
         if "inputs_embeds" not in arguments(self.model):
             raise InputError(f"{named(self.model)} takes no inputs_embeds, which soft inputs need")
+        if not self.takes_mixtures:
+            probe.check_soft(self)
+            self.takes_mixtures = True
         return self._run(attended, inputs_embeds=inputs)
 
     def _attended(self, batch: Batch, rows: Tensor) -> Tensor | None:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from unforced.errors import InputError
@@ -39,6 +40,17 @@ def check(wrapped: Any) -> None:
             rows = wrapped.embed(torch.cat([ids.roll(2, dims=1), ids]))  # the first two of row 0 are padding
             found = _scores(wrapped, DecoderState(None, Shared(pads=pads)), rows, [3, 2])
             wrapped.pads_left = max(_apart(found[:1, 2:], whole[:, :-2]), _apart(found[1:], whole)) <= noise
+
+
+def check_soft(wrapped: Any) -> None:
+    """Raise ``InputError`` unless a masked model takes the embeddings of tokens as it takes tokens, hidden ones among them."""
+    with _quietly(wrapped):
+        ids = _ordinary(wrapped)
+        ids[:, TOKENS // 2] = wrapped.mask_token
+        whole = wrapped.model(input_ids=ids, return_dict=True).logits
+        inputs = wrapped.embed_mix(F.one_hot(ids, wrapped.tokens or whole.shape[-1]).to(whole.dtype))
+        found = wrapped.model(inputs_embeds=inputs, return_dict=True).logits
+        _agree(wrapped, found, whole, "take embeddings (inputs_embeds) for tokens")
 
 
 def _whole(wrapped: Any, ids: Tensor) -> tuple[Tensor, DecoderState]:
