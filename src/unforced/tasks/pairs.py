@@ -102,7 +102,7 @@ class Pairs(TextTask):
         held["test"] = sources[len(sources) - share :] if self.test is None else []
         if len(sources) < 3:
             raise InputError(
-                f"{self.train} has too few different sources to hold some out: give dev and test."
+                f"{self.train} has too few different sources to hold some out ({len(sources)}): give dev and test."
             )
         part_of = {source: part for part, chosen in held.items() for source in chosen}
         for source, target in pairs:
