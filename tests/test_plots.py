@@ -12,7 +12,7 @@ from unforced.cli import main
 from unforced.objectives.scheduled_sampling import ScheduledSampling
 from unforced.plots import discontinuity, schedules
 from unforced.recipe import load
-from unforced.schedules import Linear, Rise
+from unforced.schedules import InverseSigmoid, Linear, Rise
 from unforced.training.options import Training
 
 RECIPE = """
@@ -58,11 +58,21 @@ def test_each_schedule_runs_over_its_own_time() -> None:
     axis, times, moments = schedules.course(Training(epochs=4), Linear(start=1.0, end=0.0, over=4))
     assert (axis, times[0], round(times[-1])) == ("epochs", 0.0, 4)
     axis, times, moments = schedules.course(Training(epochs=4), Rise(end=0.5, over=100))
-    assert (axis, times[-1], moments[-1].step) == ("updates", 200.0, 200)
+    assert (axis, times[-1], moments[-1].step) == ("updates", 128.0, 128)
     axis, times, _ = schedules.course(Training(epochs=None, steps=70), Rise(end=0.5, over=100))
     assert (axis, times[-1]) == ("updates", 70.0)
     axis, *_ = schedules.course(Training(epochs=None, steps=70), Rise(end=0.5, over=0.5, unit="fraction"))
     assert axis == "share of the training"
+    decay = InverseSigmoid(k=10.0)
+    axis, times, moments = schedules.course(
+        Training(epochs=None, steps=500), decay
+    )  # nobody knows how many epochs these are
+    assert axis == "epochs"
+    assert decay(moments[-1]) < 0.01 < 0.9 < decay(moments[0])
+    slow = InverseSigmoid(k=1000.0, unit="step")
+    axis, times, moments = schedules.course(Training(epochs=20), slow)
+    assert axis == "updates"
+    assert slow(moments[-1]) < 0.01 < 0.9 < slow(moments[0])
 
 
 @pytest.mark.parametrize(

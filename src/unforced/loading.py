@@ -101,7 +101,9 @@ def build_network(own: OwnModel, codec: Codec) -> nn.Module:
         network = own.build(codec.sizes)
     if not isinstance(network, nn.Module):
         raise InputError(f"a model must be a torch.nn.Module, not {type(network).__name__}")
-    needed = [name for name in dir(StepDecoder) if not name.startswith("_")]
+    needed = [
+        name for name in dir(StepDecoder) if not name.startswith("_") and name != "embed_mix"
+    ]  # for some methods
     missing = [name for name in needed if not callable(getattr(network, name, None))]
     if missing and not callable(getattr(network, "scores", None)):
         raise InputError(

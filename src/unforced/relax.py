@@ -20,10 +20,13 @@ DENSE, SMALL = (
 
 
 def checked_alpha(value: float) -> float:
-    """The value, if it is an inverse temperature: a schedule may leave that range in the course of training."""
+    """The value, if it is an inverse temperature: a schedule may leave that range in the course of training.
+
+    Beyond 10³⁰, where single precision would end and nothing changes any more, it is 10³⁰, and below 10⁻³⁰ that.
+    """
     if not 0 < value < float("inf"):
         raise InputError(f"alpha must be positive, not {value}")
-    return value
+    return min(max(value, 1e-30), 1e30)
 
 
 def peaked_softmax(scores: Tensor, alpha: float) -> Tensor:
@@ -56,7 +59,7 @@ def peaked_support(
     with torch.no_grad():
         best = scores.amax(dim=-1, keepdim=True)
         near = scores >= best - math.log(size / tolerance) / alpha
-        if int(near.count_nonzero()) > DENSE * near.numel():
+        if int(near.count_nonzero()) > DENSE * near.numel() or not bool(best.isfinite().all()):
             return None
         rows, tokens = near.nonzero(as_tuple=True)
     powers = torch.exp((scores[rows, tokens] - best.squeeze(-1)[rows]) * alpha)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import sys
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
@@ -52,6 +53,29 @@ def time(progress: Progress, unit: Unit) -> float:
     return progress.step / max(1, progress.total)
 
 
+def check_duration(name: str, value: float, unit: Unit) -> None:
+    """Raise ``InputError`` where so many units are none, or more than there can be."""
+    if not 0 <= value < math.inf:
+        raise InputError(f"{name} must be at least 0 and finite, not {value}")
+    if 0 < value < 1 and unit != "fraction":
+        raise InputError(f'a {name} of {value} {unit}s is none; did you mean unit = "fraction"?')
+    if value > 1 and unit == "fraction":
+        raise InputError(f"a {name} in fractions of the training lies in [0, 1], not at {value}")
+
+
+def check_values(value: float | Schedule, check: Callable[[float], float]) -> None:
+    """Let ``check`` look at a number, or at the first and the last value of a schedule, between which all others lie.
+
+    A user's own schedule is looked at while it is used.
+    """
+    if isinstance(value, Constant | _Timed | Rise):
+        late = 10**9
+        check(value(Progress(0, 0.0, late)))
+        check(value(Progress(late, float(late), late)))
+    elif not isinstance(value, Schedule):
+        check(value)
+
+
 @dataclass(frozen=True)
 class Constant:
     """Always ``value``.
@@ -76,8 +100,7 @@ class _Timed(ABC):
 
     def __post_init__(self) -> None:
         check_choice("unit", self.unit, Unit)
-        if self.warmup < 0:
-            raise InputError(f"warmup must be at least 0, not {self.warmup}")
+        check_duration("warmup", self.warmup, self.unit)
 
     def __call__(self, progress: Progress) -> float:
         passed = time(progress, self.unit) - self.warmup
@@ -101,7 +124,8 @@ class Linear(_Timed):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.over <= 0:
+        check_duration("over", self.over, self.unit)
+        if not self.over:
             raise InputError(f"over must be positive, not {self.over}")
 
     def after(self, passed: float) -> float:
@@ -123,7 +147,7 @@ class Exponential(_Timed):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.rate <= 0 or self.start <= 0:
+        if not (0 < self.rate < math.inf and 0 < self.start < math.inf):
             raise InputError("an exponential schedule needs a positive start and a positive rate")
         if self.cap is not None and (self.cap - self.start) * (self.rate - 1) < 0:
             raise InputError(
@@ -132,7 +156,7 @@ class Exponential(_Timed):
 
     def after(self, passed: float) -> float:
         try:
-            value = self.start * self.rate**passed
+            value = max(self.start * self.rate**passed, sys.float_info.min)
         except OverflowError:
             value = sys.float_info.max
         if self.cap is None:
@@ -156,7 +180,7 @@ class InverseSigmoid(_Timed):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.k <= 0:
+        if not 0 < self.k < math.inf:
             raise InputError(f"k must be positive, not {self.k}")
 
     def after(self, passed: float) -> float:
@@ -197,8 +221,7 @@ class Rise:
     def __post_init__(self) -> None:
         check_choice("unit", self.unit, Unit)
         check_choice("shape", self.shape, Shape)
-        if self.over < 0:
-            raise InputError(f"over must be at least 0, not {self.over}")
+        check_duration("over", self.over, self.unit)
 
     def __call__(self, progress: Progress) -> float:
         if self.over == 0:

@@ -106,9 +106,7 @@ def test_missing_methods_are_named(task: unforced.Task, tmp_path: Path) -> None:
 
         start = embed = score = Own.start
 
-    with pytest.raises(
-        unforced.InputError, match=r"^Half has no advance, embed_mix: a StepDecoder needs advance, "
-    ):
+    with pytest.raises(unforced.InputError, match=r"^Half has no advance: a StepDecoder needs advance, "):
         unforced.fit(Half, task, "cross_entropy", tmp_path / "run")
     with pytest.raises(unforced.InputError, match=r"must be a torch\.nn\.Module, not int"):
         unforced.fit(lambda sizes: 3, task, "cross_entropy", tmp_path / "run")

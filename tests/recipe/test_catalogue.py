@@ -30,7 +30,7 @@ def example(kind: str, name: str) -> Any:
     cls = resolve(kind, name)
     hints = hints_of(cls)
     values = {
-        field.name: 0.5 if hints[field.name] is float else "x" for field in fields_of(cls) if required(field)
+        field.name: 1.0 if hints[field.name] is float else "x" for field in fields_of(cls) if required(field)
     }
     return build(cls, {**values, **NEEDED.get(name, {})}, name, named)
 

@@ -16,13 +16,21 @@ from torch.autograd.function import once_differentiable
 
 
 class Kept:
-    """What the steps' backward passes have added up so far."""
+    """What the steps of one backward pass have added up so far."""
 
     def __init__(self) -> None:
         self.sum: Tensor | None = None
+        self.task = -1  # the pass
+
+    def begin(self) -> None:
+        """Forget what another pass has left, one that did not ask for this weight's gradient."""
+        task = torch._C._current_graph_task_id()
+        if task != self.task:
+            self.sum, self.task = None, task
 
     def add(self, like: Tensor, left: Tensor, right: Tensor) -> None:
         """Add leftᵀ right, of [n,V] and [n,H]."""
+        self.begin()
         if self.sum is None:
             self.sum = (left.T @ right).to(like.dtype)
         else:
@@ -30,12 +38,14 @@ class Kept:
 
     def add_rows(self, like: Tensor, ids: Tensor, values: Tensor) -> None:
         """Add values [n,H] to the rows ids [n]."""
+        self.begin()
         if self.sum is None:
             self.sum = torch.zeros_like(like)
         self.sum.index_add_(0, ids, values)
 
     def take(self) -> Tensor | None:
         """The sum, which is forgotten."""
+        self.begin()
         found, self.sum = self.sum, None
         return found
 

@@ -26,7 +26,7 @@ from unforced.objectives._feeding import asking
 from unforced.objectives._outputs import END, as_lists, first_equal, together
 from unforced.objectives._rewards import bleu_cost
 from unforced.relax import checked_alpha
-from unforced.schedules import Schedule, at
+from unforced.schedules import Schedule, at, check_values
 from unforced.types import Batch, DecoderState, Loss, Progress, Symbols
 
 Kind = Literal["hamming", "edit", "bleu"]
@@ -78,8 +78,7 @@ class MinimumRisk:
 
     def __post_init__(self) -> None:
         self.sampler()  # complains of samples, temperature and max_length
-        if not isinstance(self.alpha, Schedule):
-            checked_alpha(self.alpha)
+        check_values(self.alpha, checked_alpha)
         if not callable(self.cost):
             check_choice("cost", self.cost, Kind)
         if not self.gold and self.samples < 2:

@@ -12,7 +12,7 @@ from unforced.errors import InputError, check_choice
 from unforced.models.protocol import StepDecoder, advance_at, require
 from unforced.objectives._feeding import PICKS, Pick, asking, coins, fed, pick
 from unforced.objectives.cross_entropy import gold_scores, negative_log_likelihood
-from unforced.schedules import Rise, Schedule, Shape, Unit
+from unforced.schedules import Rise, Schedule, Shape, Unit, check_duration
 from unforced.types import Batch, DecoderState, Loss, Progress
 
 PASSES = 2  # keys of the passes are the example's streams 2, 3, …; ``unforced.objectives._feeding`` has the first two
@@ -56,14 +56,7 @@ class ParallelScheduledSampling:
             raise InputError(f"passes must be at least 1, not {self.passes}")
         if not 0 <= self.p <= 1:
             raise InputError(f"p is a probability, not {self.p}")
-        if self.warmup < 0:
-            raise InputError(f"warmup must be at least 0, not {self.warmup}")
-        if 0 < self.warmup < 1 and self.unit != "fraction":
-            raise InputError(
-                f'a warmup of {self.warmup} {self.unit}s is none; did you mean unit = "fraction"?'
-            )
-        if self.warmup > 1 and self.unit == "fraction":
-            raise InputError(f"a warmup in fractions of the training lies in [0, 1], not at {self.warmup}")
+        check_duration("warmup", self.warmup, self.unit)
         if not 0 < self.temperature < float("inf"):
             raise InputError(f"temperature must be positive, not {self.temperature}")
 

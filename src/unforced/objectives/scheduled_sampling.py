@@ -15,7 +15,7 @@ from unforced.models.protocol import StepDecoder, require, stepping
 from unforced.objectives._feeding import PICKS, asking, coins, emittable, fed, pick
 from unforced.objectives.cross_entropy import gold_scores, negative_log_likelihood
 from unforced.relax import checked_alpha
-from unforced.schedules import Exponential, InverseSigmoid, Schedule, at
+from unforced.schedules import Exponential, InverseSigmoid, Schedule, at, check_values
 from unforced.types import Batch, DecoderState, Loss, Progress, Symbols
 
 Feed = Literal["argmax", "sample", "soft_argmax", "soft_sample"]
@@ -59,10 +59,8 @@ class ScheduledSampling:
 
     def __post_init__(self) -> None:
         check_choice("feed", self.feed, Feed)
-        if not isinstance(self.mixing, Schedule):
-            checked_mixing(self.mixing)
-        if not isinstance(self.alpha, Schedule):
-            checked_alpha(self.alpha)
+        check_values(self.mixing, checked_mixing)
+        check_values(self.alpha, checked_alpha)
         if self.feed in SOFT and not self.dropout:
             raise InputError(
                 f"dropout can't be off for the feed {self.feed}, which is part of the training pass"
@@ -136,13 +134,13 @@ class ScheduledSampling:
         self, model: StepDecoder, scores: Tensor, alpha: float, keys: Tensor, t: int, symbols: Symbols
     ) -> Tensor:
         """What rows with these scores [n,V] are fed next: [n,1,E]."""
-        scores = emittable(widened(scores), symbols)
+        kind, scores = scores.dtype, emittable(widened(scores), symbols)
         if self.feed == "soft_sample":
             noise = streams.uniform_rows(streams.branch(keys, t), scores.shape[-1])
             scores = relax.perturbed(scores, noise)
         support = relax.peaked_support(scores, alpha)
         if support is None:
-            return model.embed_mix(relax.peaked_softmax(scores, alpha).unsqueeze(1))
+            return model.embed_mix(relax.peaked_softmax(scores, alpha).to(kind).unsqueeze(1))
         rows, tokens, weights = support
         vectors = model.embed(tokens.unsqueeze(0))[0]  # [L,E]
         mixed = torch.zeros_like(vectors[:1]).expand(len(scores), -1)

@@ -18,7 +18,7 @@ from unforced.masking import widened
 from unforced.models.protocol import StepDecoder, require, stepping
 from unforced.objectives.cross_entropy import gold_scores
 from unforced.relax import checked_alpha, peaked_softmax
-from unforced.schedules import Exponential, Schedule, at
+from unforced.schedules import Exponential, Schedule, at, check_values
 from unforced.types import Batch, DecoderState, Loss, Progress
 
 SHARPENING = Exponential(start=1.0, rate=1.5, cap=100.0)
@@ -67,8 +67,7 @@ class SoftBeam:
         check_choice("scores", self.scores, Literal["local", "global"])
         if self.beyond < 0:
             raise InputError(f"beyond must be at least 0, not {self.beyond}")
-        if not isinstance(self.alpha, Schedule):
-            checked_alpha(self.alpha)
+        check_values(self.alpha, checked_alpha)
 
     def fitted(self, codec: Any, examples: Any = ()) -> SoftBeam:
         return replace(self, cost=fitted_cost(self.cost, codec))

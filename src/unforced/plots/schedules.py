@@ -12,6 +12,7 @@ from unforced.training.options import Training
 from unforced.types import Progress
 
 POINTS = 1000
+MOST = 10**6  # updates or epochs that are drawn where nobody says how many
 
 
 def plot_schedules(recipe: Recipe, path: Path) -> Path:
@@ -38,16 +39,36 @@ def plot_schedules(recipe: Recipe, path: Path) -> Path:
 def course(training: Training, schedule: Schedule) -> tuple[str, list[float], list[Progress]]:
     """What the horizontal axis counts, its points, and the progress at each of them.
 
-    Schedules in updates are drawn over the planned updates, or over twice their warm-up where epochs are planned, whose
-    updates depend on the data; all others over epochs, or over fractions of the training where updates are planned.
+    Schedules in updates are drawn over the planned updates and those in epochs over the planned epochs; where the other is
+    planned, and how many there will be depends on the data, until they have nearly settled. All others are drawn over epochs, or over fractions
+    of the training where updates are planned.
     """
-    if getattr(schedule, "unit", None) == "step":
-        timed = [getattr(schedule, name, 0.0) or 0.0 for name in ("warmup", "over")]
-        end = training.steps or max(1, round(2 * sum(timed)))
+    unit = getattr(schedule, "unit", None)
+    if unit == "step":
+        end = training.steps or settled(schedule)
         steps = [i * end / POINTS for i in range(POINTS + 1)]
         return "updates", steps, [Progress(step=int(step), epoch=0.0, total=end) for step in steps]
-    if training.epochs is None:
+    if training.epochs is None and unit != "epoch":
         shares = [i / POINTS for i in range(POINTS + 1)]
         return "share of the training", shares, [Progress(i, 0.0, POINTS) for i in range(POINTS + 1)]
-    epochs = [i * training.epochs / POINTS for i in range(POINTS)]
+    whole = training.epochs or settled(schedule)
+    epochs = [i * whole / POINTS for i in range(POINTS)]
     return "epochs", epochs, [Progress(i, epoch, POINTS) for i, epoch in enumerate(epochs)]
+
+
+def settled(schedule: Schedule) -> int:
+    """After how many epochs or updates a schedule is near its last value, or a thousand times its first; at most a million.
+
+    >>> from unforced.schedules import Linear
+    >>> settled(Linear(start=1.0, end=0.0, over=12, unit="step"))
+    16
+    """
+
+    def value(time: int) -> float:
+        return schedule(Progress(time, float(time), MOST))
+
+    first, end = value(0), 1
+    last = min(value(MOST), 1000 * abs(first)) if first else value(MOST)
+    while end < MOST and first != last and (value(end) - first) / (last - first) < 0.99:
+        end *= 2
+    return end

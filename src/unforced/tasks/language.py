@@ -108,7 +108,9 @@ class Language:
         dev = test - (share if self.dev is None else 0)
         bounds = {"train": (0, dev), "dev": (dev, test), "test": (test, len(texts))}
         if dev < 1:
-            raise InputError(f"{self.train} has too few examples to hold some out ({len(texts)}): give dev and test.")
+            raise InputError(
+                f"{self.train} has too few examples to hold some out ({len(texts)}): give dev and test."
+            )
         start, end = bounds[split]
         if end - start < len(texts):
             dropped["in another split"] = len(texts) - (end - start)
