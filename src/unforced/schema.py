@@ -73,13 +73,25 @@ def build(cls: type[T], mapping: Any, where: str = "", named: Named = nobody) ->
     for name, field in known.items():
         place = join(where, name)
         if name in mapping:
-            values[name] = convert(hints[name], mapping[name], place, named)
+            given = _completed(mapping[name], to_plain(default_of(field), hints[name], named))
+            values[name] = convert(hints[name], given, place, named)
         elif required(field):
             raise InputError(f"{place}: a value is missing; expected {expected(hints[name], named)}")
     try:
         return cls(**values)
     except InputError as error:
         raise InputError(f"{where}: {error}" if where else str(error)) from None
+
+
+def _completed(value: Any, default: Any) -> Any:
+    """A table that doesn't say what it is changes some fields of the default; the whole of that, then.
+
+    >>> _completed({"k": 20}, {"name": "inverse_sigmoid", "k": 10, "end": 0.0})
+    {'name': 'inverse_sigmoid', 'k': 20, 'end': 0.0}
+    """
+    if not (isinstance(value, Mapping) and isinstance(default, Mapping) and "name" in default):
+        return value
+    return {**default, **value} if "name" not in value and set(value) <= set(default) else value
 
 
 def check_keys(mapping: Mapping[str, Any], known: Iterable[str], where: str = "") -> None:

@@ -84,6 +84,7 @@ def made(**values: Any) -> Options:
         ({"inner": Inner(4)}, "inner", Inner(4)),
         ({"schedule": {"name": "linear", "end": 0.5}}, "schedule", Linear(end=0.5)),
         ({"schedule": "linear"}, "schedule", Linear()),
+        ({"schedule": {"value": 0.25}}, "schedule", Constant(0.25)),  # the default's kind
         ({"schedule": Linear(2.0)}, "schedule", Linear(2.0)),
         ({"maybe": {"name": "linear"}}, "maybe", Linear()),
         ({"maybe": "none"}, "maybe", None),
