@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 INK = "#010203"  # stands for the page's text colour until the SVG is written
+LETTER = 6.6  # points that a letter of a label takes, about
 COLOURS = 8  # in the page's palette; further variants repeat them with dashes
 DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (5, 2, 1, 2)))
 
@@ -53,7 +54,10 @@ def _draw(curves: Sequence[Curve], variants: Sequence[str], x: str, y: str) -> s
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5.6, 3.4))
-    axes = figure.add_axes((0.13, 0.15, 0.62, 0.80))
+    longest = max(map(len, variants), default=0) * LETTER / (72 * figure.get_figwidth())
+    axes = figure.add_axes(
+        (0.13, 0.15, min(0.70, max(0.40, 0.83 - longest)), 0.80)
+    )  # names stand at the right
     axes.set_xlabel(x, parse_math=False)
     axes.set_ylabel(y, parse_math=False)
     axes.grid(axis="y", linewidth=0.4, alpha=0.3, color=INK)
