@@ -6,6 +6,7 @@ as ``teacher``).
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -36,19 +37,18 @@ def placed(recipe: Recipe, folder: Path, seed: int) -> Recipe:
     return replace(recipe, training=training, objective=objective)
 
 
-def spelt(recipe: Recipe, like: Recipe) -> Recipe:
-    """The recipe with the paths of other runs as another recipe spells them, wherever those runs lay then."""
-    training, objective = recipe.training, recipe.objective
-    start = like.training.warm_start
-    if training.warm_start and start and Path(training.warm_start).name == Path(start).name:
+def spelt(recipe: Recipe, like: Recipe, runs: Collection[str]) -> Recipe:
+    """The recipe with the paths of ``runs``, the names of folders, as another recipe spells them, wherever those lay then."""
+
+    def same(path: str | None, other: str | None) -> bool:
+        return bool(path and other) and Path(str(path)).name == Path(str(other)).name in runs
+
+    training, objective, start = recipe.training, recipe.objective, like.training.warm_start
+    if same(training.warm_start, start):
         training = replace(training, warm_start=start)
     theirs = _strings(like.objective)
-    same = {
-        key: theirs[key]
-        for key, path in _strings(objective).items()
-        if key in theirs and Path(path).name == Path(theirs[key]).name
-    }
-    return replace(recipe, training=training, objective=replace(objective, **same) if same else objective)
+    moved = {key: theirs[key] for key, path in _strings(objective).items() if same(path, theirs.get(key))}
+    return replace(recipe, training=training, objective=replace(objective, **moved) if moved else objective)
 
 
 def _named(name: str) -> bool:

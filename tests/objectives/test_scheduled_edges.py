@@ -125,5 +125,10 @@ def test_schedules_that_leave_their_range_are_refused_at_once(options: dict[str,
 
 
 def test_schedules_that_only_come_near_its_end_are_not() -> None:
-    unforced.objective("scheduled_sampling", feed="soft_argmax", alpha={"name": "exponential", "rate": 0.5})
-    unforced.objective("scheduled_sampling", feed="soft_argmax", alpha={"name": "exponential", "rate": 1.5})
+    for rate, late in ((0.5, 1e-300), (1.5, 1e300)):
+        made = unforced.objective(
+            "scheduled_sampling", feed="soft_argmax", alpha={"name": "exponential", "rate": rate}
+        )
+        value = made.alpha(Progress(epoch=1e9))
+        assert 0 < value < float("inf")
+        assert (value < late) == (rate < 1)

@@ -325,6 +325,12 @@ def test_an_objective_learns_from_the_run_of_a_variant(write: Write, tmp_path: P
     again.compare([recipe], moved)
     assert again.resumed == ["taught-2"]
     assert again.teachers["taught-2"] == str(tmp_path / "runs/toy/cross_entropy-2")  # as the run has it
+    taught = 'name = "kl_projection", teacher = "variant:cross_entropy"'
+    vectors = 'name = "token_smoothing", vectors = "{}/glove.npz"'
+    first, moved_file = (write(TAUGHT.replace(taught, vectors.format(place)) + SMOOTHED) for place in "ab")
+    Stub().compare([first], tmp_path / "smoothed")
+    with pytest.raises(InputError, match=r"objective.vectors is a/glove.npz in the run and b/glove.npz now"):
+        Stub().compare([moved_file], tmp_path / "smoothed")
     other = write(TAUGHT.replace("variant:cross", "variant:cros") + SMOOTHED)
     with pytest.raises(InputError, match='taught builds on "cros_entropy", which is not among the variants'):
         Stub().compare([other], tmp_path / "other")

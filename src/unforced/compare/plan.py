@@ -28,6 +28,11 @@ class Planned:
     folder: Path
     needs: tuple[str, ...] = ()  # the labels of the variants that it starts or learns from
 
+    @property
+    def built_on(self) -> set[str]:
+        """The names of those variants' run folders."""
+        return {f"{label.rpartition('/')[2]}-{self.seed}" for label in self.needs}
+
 
 def plan(recipes: Sequence[Recipe], root: Path) -> list[Planned]:
     """The runs to make, in an order in which each finds those it builds on: seed by seed, so that all variants
@@ -81,7 +86,7 @@ def check_folders(planned: Sequence[Planned]) -> None:
     for run in planned:
         if not RunFolder(run.folder).exists():
             continue
-        found = earlier.spelt(load(run.folder), run.recipe) if run.needs else load(run.folder)
+        found = earlier.spelt(load(run.folder), run.recipe, run.built_on)
         shared = set(found.decoding) & set(run.recipe.decoding)
         changes = differences(_settings(found, run, shared), _settings(run.recipe, run, shared))
         changes += _other_options(run, set(run.recipe.decoding) - shared)

@@ -100,7 +100,7 @@ def make(run: Planned, train: Train, score: Score, display: Display) -> bool:
     folder = RunFolder(run.folder)
     done = folder.finished() is not None
     if not done:
-        recipe = earlier.spelt(run.recipe, load(run.folder)) if folder.exists() and run.needs else run.recipe
+        recipe = earlier.spelt(run.recipe, load(run.folder), run.built_on) if folder.exists() else run.recipe
         resume = run.folder.is_dir() and any(run.folder.iterdir())
         train(recipe, run=run.folder, resume=resume, quiet=display.quiet)
     wanted = [(split, decoder) for split in SPLITS for decoder in run.recipe.decoding]
