@@ -19,6 +19,7 @@ from unforced.comparison import read_comparison
 from unforced.errors import InputError
 from unforced.recipe import Recipe, load
 from unforced.significance import paired_test
+from unforced.tasks.pairs import Pairs
 
 HEAD = """
 name = "{name}"
@@ -306,6 +307,23 @@ def test_warm_starts_come_behind_their_sources(write: Write, tmp_path: Path) -> 
     again.compare([recipe], moved)
     assert again.resumed == ["warm-2"]
     assert again.starts["warm-2"] == str(tmp_path / "runs/toy/label_smoothing-2")  # as the run has it
+
+
+@pytest.mark.usefixtures("no_page")
+def test_what_a_task_says_of_scores_is_a_note(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Pairs, "remarks", lambda self: ("no model is above 90",), raising=False)
+    recipe = write(
+        WARM.format("label_smoothing")
+        + WARM.format("label_smoothing").replace("warm", "warmer", 1)
+        + SMOOTHED
+    )
+    result = Stub().compare([recipe], tmp_path / "runs")
+    assert result.notes == (
+        "cost of warm, warmer: without the training of label_smoothing, on which they build.",
+        "no model is above 90",
+    )
 
 
 @pytest.mark.usefixtures("no_page")

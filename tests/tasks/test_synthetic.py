@@ -77,6 +77,17 @@ def test_mean_surprise_of_a_sample_is_near_the_entropy(task):
     assert surprise.mean() == pytest.approx(task.entropy(), abs=4 * surprise.std() / np.sqrt(20000))
 
 
+def test_remarks_tell_what_the_true_distribution_has_on_the_test_strings():
+    task = HMM(held_out=50)
+    codec = task.fit([])
+    strings = np.array([codec.encode(example).target for example in task.read("test")])
+    (remark,) = task.remarks()
+    assert f"{-task.log_prob(strings).mean():.4f} on the test split" in remark
+    assert f"{task.entropy():.4f} in expectation" in remark
+    (of_many,) = HMM(length=20).remarks()  # too many strings to enumerate
+    assert "expectation" not in of_many
+
+
 @pytest.mark.parametrize("kind", [Palindromes, HMM])
 def test_splits_have_their_sizes_and_repeat(kind):
     task = kind(size=30, held_out=20, seed=4)

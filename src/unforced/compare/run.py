@@ -19,7 +19,7 @@ from unforced.report.page import write_report
 from unforced.report.runs import Run, read_run
 from unforced.report.summary import summarize
 from unforced.tables import print_comparison
-from unforced.tasks.protocol import Split
+from unforced.tasks.protocol import Split, Telling
 from unforced.training.display import Display
 from unforced.training.files import replace_bytes
 from unforced.training.records import RunFolder
@@ -178,11 +178,19 @@ class Record:
             baseline=self.baseline,
             states=self.states,
         )
-        built = dict.fromkeys((run.label, run.needs) for run in self.planned if run.needs)
+        built: dict[tuple[str, ...], dict[str, None]] = {}
+        for run in self.planned:
+            if run.needs:
+                built.setdefault(run.needs, {})[run.label] = None
         notes = [
-            f"cost of {label}: without the training of {' and '.join(needs)}, on which it builds."
-            for label, needs in built
+            f"cost of {', '.join(labels)}: without the training of {' and '.join(needs)}, on which "
+            f"{'it builds' if len(labels) == 1 else 'they build'}."
+            for needs, labels in built.items()
         ]
+        tasks = [run.recipe.task for run in self.planned]
+        notes += dict.fromkeys(
+            remark for task in tasks if isinstance(task, Telling) for remark in task.remarks()
+        )
         return replace(summary, notes=tuple(notes))
 
     def write(self, comparison: Comparison) -> Path:

@@ -58,7 +58,7 @@ class SequenceNLL(_OfLikelihoods):
         return sums[..., 0] / np.maximum(sums[..., 2], 1)
 
     def signature(self) -> str:
-        return "negative log-likelihood per sequence in nats, teacher-forced"
+        return "negative log-likelihood per sequence in nats"
 
 
 @dataclass

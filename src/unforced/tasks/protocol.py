@@ -71,6 +71,15 @@ class Task(Protocol):
         ...
 
 
+@runtime_checkable
+class Telling(Protocol):
+    """A task that has something to say of the scores on its data, such as what the best of all models would have."""
+
+    def remarks(self) -> tuple[str, ...]:
+        """Sentences for below a table of scores."""
+        ...
+
+
 @dataclass(frozen=True)
 class FittedTask:
     """A task together with its codec: what a trained model needs to read data and write outputs."""

@@ -133,12 +133,8 @@ class Synthetic(ABC):
         """−Σ_y p(y) log p(y) in nats: the negative log-likelihood that no model can beat on average."""
 
     def read(self, split: Split) -> Examples:
-        number = ("train", "dev", "test").index(split)
-        again = split == "train" and self.draw > 0
-        rng = np.random.default_rng((self.seed, number, self.draw) if again else (self.seed, number))
         codec = self._codec
-        ids = self.sample(self.size if split == "train" else self.held_out, rng)
-        return Examples(Example(None, codec.decode(row)) for row in ids.tolist())
+        return Examples(Example(None, codec.decode(row)) for row in self._strings(split).tolist())
 
     def fit(self, train: Sequence[Example]) -> Letters:
         return self._codec
@@ -148,6 +144,19 @@ class Synthetic(ABC):
 
     def metrics(self) -> tuple[LikelihoodMetric, ...]:
         return measured(self.measures)
+
+    def remarks(self) -> tuple[str, ...]:
+        """What the distribution that the strings come from has itself: no model is better, but for luck."""
+        nll = f"sequence_nll of the true distribution: {-self.log_prob(self._strings('test')).mean():.4f} on the test split"
+        known = self.alphabet**self.length <= MOST_SEQUENCES
+        return (f"{nll}, {self.entropy():.4f} in expectation (its entropy)." if known else f"{nll}.",)
+
+    def _strings(self, split: Split) -> np.ndarray:
+        """[N,T] ids of a split."""
+        number = ("train", "dev", "test").index(split)
+        again = split == "train" and self.draw > 0
+        rng = np.random.default_rng((self.seed, number, self.draw) if again else (self.seed, number))
+        return self.sample(self.size if split == "train" else self.held_out, rng)
 
     @property
     def _codec(self) -> Letters:
