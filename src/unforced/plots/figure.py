@@ -22,13 +22,14 @@ class Line(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """Lines that share their axes; ``log`` makes the vertical one logarithmic."""
+    """Lines that share their axes; ``log`` makes the vertical one logarithmic, ``log_x`` the other."""
 
     lines: Sequence[Line]
     x: str
     y: str
     title: str = ""
     log: bool = False
+    log_x: bool = False
 
 
 def check(path: Path) -> None:
@@ -74,6 +75,8 @@ def _fill(axes: Any, panel: Panel) -> None:
     axes.grid(linewidth=0.4, alpha=0.4)
     if panel.log:
         axes.set_yscale("log")
+    if panel.log_x:
+        axes.set_xscale("log")
     axes.legend(fontsize="small", frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.13))
 
 
