@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from unforced.compare import compare
 from unforced.energy.mask_predict import MaskPredict
 from unforced.errors import InputError
 from unforced.metrics.likelihood import check_measures, measured
@@ -18,6 +21,7 @@ from unforced.models.masked import Masked
 from unforced.objectives.exact_likelihood import ExactLikelihood
 from unforced.objectives.masked_lm import MaskedLM
 from unforced.objectives.pseudo_likelihood import PseudoLikelihood
+from unforced.recipe import load
 from unforced.tasks.language import Language
 from unforced.tasks.palindromes import Palindromes
 from unforced.tasks.phonemes import Phonemes
@@ -85,7 +89,7 @@ def test_metrics_are_what_objectives_minimise(spec: Any) -> None:
 def test_what_is_only_for_the_end_is_left_out_while_training() -> None:
     model, fitted = small(SPECS["field"], ("masked_nll", "final_nll"))
     examples = fitted.task.read("dev")
-    quick = evaluate(model, fitted, examples, MaskPredict(), quiet=True, predictions=False)
+    quick = evaluate(model, fitted, examples, MaskPredict(), quiet=True, final=False)
     assert list(quick.scores) == ["masked_nll"]
     whole = evaluate(model, fitted, examples, MaskPredict(), quiet=True)
     assert list(whole.scores) == ["masked_nll", "sequence_nll"]
@@ -107,3 +111,25 @@ def test_complaints() -> None:
         "pseudo_perplexity",
         "perplexity",
     ]
+
+
+def test_comparisons_have_what_is_dear_on_the_test_part_alone(tmp_path: Path) -> None:
+    wishes = (
+        'task={name="hmm", alphabet=3, length=3, size=20, held_out=10, measures=["pseudo_nll", "final_nll"]}',
+        'model={name="field", hidden=4, embedding=4}',
+        "training.steps=1",
+        "training.epochs=none",
+        "baseline=pll_1k",
+        "seeds=[1]",
+    )
+    recipe = load("energy_hmm", wishes, variants=["pll_1k"])
+    result = compare([recipe], tmp_path, quiet=True, table=False)
+    scores = {
+        split: json.loads(next(tmp_path.glob(f"*/*/scores/{split}-*.json")).read_text())["metrics"]
+        for split in ("dev", "test")
+    }
+    assert {split: list(found) for split, found in scores.items()} == {
+        "dev": ["pseudo_nll"],
+        "test": ["pseudo_nll", "sequence_nll"],
+    }
+    assert any("true distribution" in note for note in result.notes)

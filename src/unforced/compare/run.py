@@ -128,7 +128,8 @@ def score_run(run: Planned, missing: Sequence[tuple[Split, str]], quiet: bool) -
         examples = fitted.task.read(split)
         for decoder in [name for each, name in missing if each == split]:
             method = run.recipe.decoding[decoder]
-            found = evaluate(model, fitted, examples, method, seed=run.seed, quiet=quiet)
+            final = split == "test"  # what is dear is not needed to choose by
+            found = evaluate(model, fitted, examples, method, seed=run.seed, quiet=quiet, final=final)
             write_evaluation(RunFolder(run.folder), split, decoder, method, found, examples, fitted.codec)
 
 

@@ -63,7 +63,7 @@ class SequenceNLL(_OfLikelihoods):
 
 @dataclass
 class FinalNLL(SequenceNLL):
-    """``SequenceNLL`` of models whose exact likelihood takes minutes: left out while training."""
+    """``SequenceNLL`` of models whose exact likelihood takes minutes: left out while training and of development scores."""
 
     final: ClassVar[bool] = True
 

@@ -38,7 +38,7 @@ class LikelihoodMetric(Protocol):
 
     A metric of masked models may have an attribute ``of`` that says what stands for −log p(gold): "exact" likelihood, which
     is meant where there is none, or that of "masked" tokens, each given all others, by the model's softmax or by the
-    "pseudo"-conditionals of its energy. One with a true attribute ``final`` is too dear to be computed while training.
+    "pseudo"-conditionals of its energy. One with a true attribute ``final`` is too dear for anything but test scores.
     """
 
     name: str

@@ -98,18 +98,17 @@ def evaluate(
     quiet: bool = False,
     accelerator: Accelerator | None = None,
     predictions: bool = True,
+    final: bool = True,
     after_batch: Callable[[int], None] | None = None,
 ) -> Evaluation:
     """Decode the examples and compute every metric of the task.
 
     With an ``accelerator`` of several processes each decodes its share, and all return the whole. Where no metric
-    looks at outputs, ``predictions=False`` saves the decoding, and it leaves out metrics that are only for the end.
+    looks at outputs, ``predictions=False`` saves the decoding; ``final=False`` leaves out metrics that are only for the end.
     """
     if not examples:
         raise InputError("there are no examples to evaluate on")
-    metrics = [
-        metric for metric in fitted.task.metrics() if predictions or not getattr(metric, "final", False)
-    ]
+    metrics = [metric for metric in fitted.task.metrics() if final or not getattr(metric, "final", False)]
     if not metrics:
         raise InputError(f"the task {type(fitted.task).__name__} names no metric to judge by")
     share = (0, 1) if accelerator is None else (accelerator.process_index, accelerator.num_processes)

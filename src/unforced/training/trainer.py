@@ -248,6 +248,7 @@ class Trainer:
             seed=job.seed,
             accelerator=self.accelerator,
             predictions=False,
+            final=False,
             after_batch=tick,
         )
         bar.close()
