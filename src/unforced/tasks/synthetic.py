@@ -147,9 +147,13 @@ class Synthetic(ABC):
 
     def remarks(self) -> tuple[str, ...]:
         """What the distribution that the strings come from has itself: no model is better, but for luck."""
-        nll = f"sequence_nll of the true distribution: {-self.log_prob(self._strings('test')).mean():.4f} on the test split"
+        nll = f"sequence_nll of the true distribution: {self.surprise('test'):.4f} on the test split"
         known = self.alphabet**self.length <= MOST_SEQUENCES
         return (f"{nll}, {self.entropy():.4f} in expectation (its entropy)." if known else f"{nll}.",)
+
+    def surprise(self, split: Split) -> float:
+        """The mean of −log p(y) over the strings of a split: what the distribution itself would score there."""
+        return float(-self.log_prob(self._strings(split)).mean())
 
     def _strings(self, split: Split) -> np.ndarray:
         """[N,T] ids of a split."""

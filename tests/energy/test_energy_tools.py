@@ -1,0 +1,80 @@
+"""The table of exact likelihoods, and the picture of the projection: a line for each training by its number of strings."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from unforced.comparison import Cell, Comparison, Row, RunState
+from unforced.recipe import load
+from unforced.tasks.hmm import HMM
+
+TOOLS = Path(__file__).resolve().parents[2] / "tools"
+MEASURES = ("sequence_nll", "pseudo_nll", "masked_nll")
+PROJECTED = {"mlm_100k": 5.8, "pll_30": 6.5, "kl_30": 5.2, "pll_100": 5.6, "kl_100": 5.1}
+
+
+def tool(name: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    spec = importlib.util.spec_from_file_location(name, TOOLS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "ROOT", root)
+    monkeypatch.setattr("sys.argv", [name, str(root)])
+    for folder in ("docs", "results"):
+        (root / folder).mkdir()
+    return module
+
+
+def comparison(scores: dict[str, float], baseline: str) -> Comparison:
+    """Every measure of a variant has the same score."""
+    rows = [
+        Row(name, "mask_predict", None, dict.fromkeys(MEASURES, Cell({"1": nll, "2": nll}, nll, 0.5)))
+        for name, nll in scores.items()
+    ]
+    runs = [RunState(name, seed, name) for name in scores for seed in (1, 2)]
+    return Comparison("x", "", "", baseline, "test", None, 0.95, 0, 0, (), tuple(rows), tuple(runs))
+
+
+def write(folder: Path, recipe: str, found: Comparison) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / "comparison.json").write_text(found.to_json())
+    (folder / "recipe.toml").write_text(load(recipe).to_toml())
+
+
+def test_lines_have_the_scores_of_the_variants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figure = tool("projection_figure", tmp_path, monkeypatch)
+    panel = figure.panel(comparison(PROJECTED, "mlm_100k"), truth=4.97)
+    found = {line.label: (tuple(line.x), tuple(line.y)) for line in panel.lines}
+    assert found[figure.SAYS["pll"]] == ((30, 100), (6.5, 5.6))
+    assert found[figure.SAYS["kl"]] == ((30, 100), (5.2, 5.1))
+    levels = [values for label, values in found.items() if label not in figure.SAYS.values()]
+    assert levels == [((30, 100), (5.8, 5.8)), ((30, 100), (4.97, 4.97))]
+    write(tmp_path, "energy_projection", comparison(PROJECTED, "mlm_100k"))
+    assert figure.main() == 0
+    assert "<svg" in (tmp_path / "docs/projection.svg").read_text()
+
+
+def test_the_table_has_a_row_for_each_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = tool("energy_table", tmp_path, monkeypatch)
+    for name in table.SAYS:
+        if name == "energy_phonemes":
+            found = comparison({"pll": 14.5, "mlm": 18.2}, "pll")
+        else:
+            found = comparison({"ll_1k": 5.1, "pll_1k": 5.2, "mlm_1k": 6.0, "ll_10k": 5.0}, "ll_1k")
+        write(tmp_path / name, name, found)
+    assert table.main() == 0
+    rows = (tmp_path / "results/energy.md").read_text().splitlines()
+    true = f"{HMM().surprise('test'):.3f}"
+    one, ten = "5.200 ± 0.500", "5.000 ± 0.500"
+    assert (
+        f"| HMM of low entropy | 1k | 2 | {true} | 5.100 ± 0.500 | {one} | 6.000 ± 0.500 | {one} | 6.000 ± 0.500 |"
+        in rows
+    )
+    assert f"| HMM of low entropy | 10k | 2 | {true} | {ten} | – | – | – | – |" in rows
+    phonemes = next(row for row in rows if row.startswith("| phonemes"))
+    assert phonemes.split(" | ")[1:6] == ["all", "2", "–", "–", "14.500 ± 0.500"]
