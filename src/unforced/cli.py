@@ -243,7 +243,8 @@ def sample(
     chains
         Chains of each example.
     start
-        What chains start from: random tokens, the model's best guess of all tokens at once, or the data.
+        What chains start from: random tokens, the model's best guess of all tokens at once, or the data. R-hat tells
+        most of chains that start far apart, at random tokens.
     seed
         Of all random numbers.
     temperature
@@ -261,7 +262,7 @@ def sample(
     anneal
         What is taken from the target's temperature after each sweep.
     lowest
-        What the target's temperature never falls below.
+        What the target's temperature never falls below; 0.05, or the target's if that is less, unless given.
     forced
         Sweeps at the beginning in which every proposal is accepted.
     input_
@@ -274,7 +275,7 @@ def sample(
     length
         Tokens of an output, where the data shall not say it.
     burn_in
-        Sweeps that the report leaves out; a fifth unless given.
+        Sweeps that the report leaves out; a fifth, and all that are forced, unless given.
     keep_every
         Sweeps from one whose sequences are kept to the next.
     save_every
@@ -455,21 +456,23 @@ def plot(
     folder
         For traces: what sample has written.
     output
-        The file (.svg, .png, .pdf); WHAT.svg unless given.
+        The file (.svg, .png, .pdf). Unless given, discontinuity.svg here, where there is none yet, or FOLDER/traces.svg.
     """
-    path = Path(f"{what}.svg") if output is None else output
     if what == "discontinuity":
         from unforced.plots.discontinuity import plot_discontinuity
 
         if folder is not None:
             raise InputError("the discontinuity is drawn of no folder")
-        print(plot_discontinuity(path))
+        path = Path("discontinuity.svg")
+        if output is None and path.exists():
+            raise InputError(f"{path} is there already: say by --output where the picture may go")
+        print(plot_discontinuity(output or path))
         return
     from unforced.plots.traces import plot_folder
 
     if folder is None:
         raise InputError("plot traces needs the folder of the chains")
-    print(plot_folder(folder, path))
+    print(plot_folder(folder, output))
 
 
 @app.command

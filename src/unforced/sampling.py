@@ -6,7 +6,7 @@ import hashlib
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, NamedTuple, get_args
@@ -24,7 +24,7 @@ from unforced.energy.mask_predict import random_start, warm_start
 from unforced.energy.scoring import Masking, token_scores
 from unforced.errors import InputError, check_choice
 from unforced.graded import Scores
-from unforced.plots.traces import plot_traces
+from unforced.plots.traces import PICTURE, plot_traces
 from unforced.sentences import Reader, Sentence
 from unforced.stream import text_of
 from unforced.tasks.protocol import Split
@@ -33,7 +33,6 @@ from unforced.training.randomness import generator
 from unforced.types import Batch
 
 Start = Literal["random", "greedy", "data"]
-PICTURE = "traces.svg"
 SHOWN = 8  # stuck chains that are named
 
 
@@ -98,7 +97,7 @@ class Chains:
 
     chains: int = 4  # of each example
     sweeps: int = 100
-    burn_in: int | None = None  # sweeps that the report leaves out; a fifth of them unless given
+    burn_in: int | None = None  # sweeps that the report leaves out; a fifth and all forced ones unless given
     start: Start = "greedy"
     seed: int = 1
     keep_every: int = 1  # sweeps from one that is kept to the next
@@ -117,10 +116,11 @@ class Chains:
                 f"burn_in must be at least 0 and below {self.sweeps}, the sweeps, not {self.burn_in}"
             )
 
-    @property
-    def left_out(self) -> int:
-        """Sweeps that the report leaves out."""
-        return self.sweeps // 5 if self.burn_in is None else self.burn_in
+    def left_out(self, forced: int = 0) -> int:
+        """Sweeps that the report leaves out, where so many were forced."""
+        if self.burn_in is not None:
+            return self.burn_in
+        return min(max(self.sweeps // 5, forced), self.sweeps - 1)
 
 
 class Sampled(NamedTuple):
@@ -132,6 +132,8 @@ class Sampled(NamedTuple):
     picture: Path
     scores: Scores  # of the outputs by the task's metrics, where their examples have answers
     left_out: int  # sweeps of burn-in
+    forced: int = 0  # sweeps in which everything was accepted
+    annealed: bool = False  # whether the target changed from sweep to sweep
 
     def report(self) -> dict[str, Any]:
         """The diagnosis in plain words and numbers."""
@@ -142,9 +144,9 @@ class Sampled(NamedTuple):
             "novel_transitions": found.novel,
             "energy": found.energy,
             "last_energy": found.last_energy,
-            "rhat": found.worst_rhat,
-            "ess": found.least_ess,
-            "doubtful_examples": int(found.doubtful.sum()),
+            "rhat": None if self.annealed else found.worst_rhat,
+            "ess": None if self.annealed else found.least_ess,
+            "doubtful_examples": None if self.annealed else int(found.doubtful.sum()),
             "examples": len(found.rhat),
             "chains": chains,
             "stuck": [list(divmod(row, chains)) for row in found.stuck.nonzero().squeeze(1).tolist()],
@@ -167,8 +169,14 @@ class Sampled(NamedTuple):
             ("novel transitions", f"{said['novel_transitions']:.3f}"),
             ("energy, mean", f"{said['energy']:.3f}"),
             ("energy, last", f"{said['last_energy']:.3f}"),
-            (f"R-hat{several}", f"{said['rhat']:.3f}"),
-            (f"effective sample size{several}", f"{said['ess']:.0f}"),
+            *(
+                [("R-hat, effective sample size", "none: the target was annealed")]
+                if self.annealed
+                else [
+                    (f"R-hat{several}", f"{said['rhat']:.3f}"),
+                    (f"effective sample size{several}", f"{said['ess']:.0f}"),
+                ]
+            ),
             ("stuck chains", f"{len(said['stuck'])} of {len(self.diagnosis.stuck)}"),
             *(
                 (f"{name}, {which}", f"{said['scores'][name][which]:.2f}")
@@ -186,6 +194,11 @@ class Sampled(NamedTuple):
             named = ", ".join(f"{example + 1}.{chain + 1}" for example, chain in said["stuck"][:SHOWN])
             more = f" and {len(said['stuck']) - SHOWN} more" if len(said["stuck"]) > SHOWN else ""
             found.append(f"chains that stand still (example.chain): {named}{more}")
+        if self.left_out < self.forced:
+            found.append(
+                f"the first {self.forced} sweeps accepted everything, and {self.forced - self.left_out} of them count above: "
+                f"leave them out by a burn-in of {self.forced}"
+            )
         if said["doubtful_examples"]:
             found.append(
                 f"{said['doubtful_examples']} of {said['examples']} examples have R-hat over {WORST_RHAT} or fewer than "
@@ -248,7 +261,7 @@ def sample(
                 display.log(f"sweep {number} of {plan.sweeps}: {note}")
 
         facts = {
-            "kernel": repr(kernel),
+            **kernel_facts(kernel),
             "weights": weights_digest(reader.model),
             "batch": tensor_digest(
                 [leaf for leaf in (batch.gold, batch.mask, batch.source) if leaf is not None]
@@ -275,23 +288,36 @@ def sample(
             display.say("interrupted between two sweeps, and saved")
             raise
     answers = reader.answers(split, len(batch)) if lines is None else None
-    return judged(Path(output), traces, plan, answers, reader.metrics())
+    return judged(Path(output), traces, plan, kernel, answers, reader.metrics())
+
+
+def kernel_facts(kernel: Any) -> dict[str, Any]:
+    """What a sampler is, but for the size of its micro-batches, which changes no result."""
+    if not is_dataclass(kernel):
+        return {"kernel": repr(kernel)}
+    options = {field.name: getattr(kernel, field.name) for field in fields(kernel) if field.name != "rows"}
+    return {"kernel": type(kernel).__name__, **options}
 
 
 def judged(
     folder: Path,
     traces: Traces,
     plan: Chains,
+    kernel: Any = None,
     answers: Sequence[Sequence[Any]] | None = None,
     metrics: Sequence[Any] = (),
 ) -> Sampled:
     """Diagnose chains, grade their outputs where there are answers, and draw them."""
-    found = diagnose(*traces, chains=plan.chains, burn_in=plan.left_out, patience=plan.patience)
-    scores = {} if answers is None else graded.graded(ChainFolder(folder).samples(), answers, metrics)
+    forced = int(getattr(kernel, "forced", 0))
+    left_out, place = plan.left_out(forced), ChainFolder(folder)
+    found = diagnose(*traces, chains=plan.chains, burn_in=left_out, patience=plan.patience)
+    scores = {} if answers is None else graded.graded(place.samples(), answers, metrics)
     if scores:
         graded.write(folder, scores)
-    picture = plot_traces(traces, plan.chains, folder / PICTURE, burn_in=plan.left_out, scores=scores)
-    return Sampled(folder, traces, found, picture, scores, plan.left_out)
+    place.leave_out(left_out)
+    picture = plot_traces(traces, plan.chains, folder / PICTURE, burn_in=left_out, scores=scores)
+    annealed = getattr(kernel, "anneal", 0) > 0
+    return Sampled(folder, traces, found, picture, scores, left_out, forced, annealed)
 
 
 @contextmanager

@@ -113,6 +113,8 @@ def open_model(path: str | Path, checkpoint: str = "best") -> Reader:
     if not RunFolder(folder).exists():
         if not (folder / "config.json").is_file():
             raise InputError(f"{folder}: is neither a run folder nor one that transformers saved")
+        if checkpoint != "best":
+            raise InputError(f"{folder}: is no run folder, so it has no checkpoint {checkpoint}")
         network, tokenizer = _from_folder(folder)
         return HuggingFaceReader(str(folder), wrap(network, tokenizer=tokenizer), tokenizer)
     model, task = load(folder, checkpoint, device=fastest_device())

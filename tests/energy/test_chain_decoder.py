@@ -88,3 +88,6 @@ def test_complaints() -> None:
     for wrong in ({"sweeps": 0}, {"chains": 0}, {"start": "data"}, {"output": "first"}):
         with pytest.raises(InputError, match=next(iter(wrong))):
             Chain(**wrong)  # type: ignore[arg-type]
+    for wrong in ({"output": "lowest"}, {"chains": 2}):
+        with pytest.raises(InputError, match="without energy can't tell"):
+            Chain(kernel=Gibbs(energy=None), **wrong)  # type: ignore[arg-type]

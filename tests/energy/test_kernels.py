@@ -515,8 +515,12 @@ def test_exact_for_the_field() -> None:
         ({"nucleus": 1.5}, "nucleus must lie in"),
         ({"order": "backwards"}, "order is random or left_to_right"),
         ({"energy": "norm"}, "energy is raw or local"),
-        ({"target": 0.0}, "temperature must be positive"),
-        ({"target": 0.01}, "lowest not above it"),
+        ({"target": 0.0}, "target, a temperature, must be positive"),
+        (
+            {"target": 0.01, "lowest": 0.05},
+            "lowest must be positive and not above the target, 0.01, but is 0.05",
+        ),
+        ({"lowest": 0.0}, "lowest must be positive"),
         ({"anneal": -0.1}, "must not be negative"),
         ({"forced": -1}, "must not be negative"),
     ],
@@ -524,6 +528,19 @@ def test_exact_for_the_field() -> None:
 def test_bad_fields_are_named(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         MetropolisHastings(**fields)
+
+
+def test_annealing_ends_at_a_twentieth_or_at_the_target() -> None:
+    assert MetropolisHastings(anneal=0.3).target_at(9) == 0.05
+    assert MetropolisHastings(anneal=0.3, target=0.01).target_at(9) == 0.01
+    assert MetropolisHastings(anneal=0.3, lowest=0.2).target_at(9) == 0.2
+
+
+def test_any_positive_temperature_draws_the_best_token() -> None:
+    scores = torch.tensor([[3.0, 90.0, 1e3, -torch.inf]])
+    kept = torch.tensor([True, True, False, True])
+    found = MetropolisHastings(temperature=1e-300).log_probs(scores, kept)
+    assert found.exp().tolist() == [[0.0, 1.0, 0.0, 0.0]]
 
 
 def test_bad_starts_and_scores_are_named() -> None:

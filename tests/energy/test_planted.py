@@ -115,8 +115,8 @@ class OwnTermForgotten(MetropolisWalk):
     """The masked position's own term stays that of the old token."""
 
     def weigh(self, state: ChainState, turn: Turn, proposed: Proposed) -> tuple[Tensor, Tensor]:
-        old = state.tokens[turn.rows].gather(1, turn.positions)
-        return super().weigh(state, turn, proposed._replace(drawn=old))
+        old = state.terms[turn.rows].gather(1, turn.positions)
+        return super().weigh(state, turn, proposed._replace(own=old))
 
 
 class NoTemperature(MetropolisWalk):

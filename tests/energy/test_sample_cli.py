@@ -20,10 +20,12 @@ from safetensors.torch import load_file
 
 from unforced import api
 from unforced.cli import main
-from unforced.energy import energies
+from unforced.energy import energies, kernels
 from unforced.energy.chains import ChainFolder
 from unforced.energy.diagnostics import diagnose
-from unforced.sampling import Chains, kernel_of, starting_batch, starting_tokens
+from unforced.energy.gibbs import Gibbs
+from unforced.errors import InputError
+from unforced.sampling import Chains, kernel_facts, kernel_of, starting_batch, starting_tokens
 from unforced.sentences import open_model
 
 
@@ -119,20 +121,69 @@ def test_report_as_json_and_picture_again(root: Path, tmp_path: Path, capsys) ->
     picture = tmp_path / "again.svg"
     assert main(["plot", "traces", str(tmp_path / "out"), "-o", str(picture)]) == 0
     assert "<!-- acceptance -->" in picture.read_text()
+    drawn = tmp_path / "out" / "traces.svg"
+    before = drawn.read_bytes()
+    drawn.unlink()
+    assert main(["plot", "traces", str(tmp_path / "out")]) == 0
+    assert drawn.read_bytes() == before  # with its burn-in
+
+
+def test_forced_and_annealed_chains(root: Path, tmp_path: Path, capsys) -> None:
+    words = [
+        "sample",
+        str(root / "field-0.4"),
+        "--sweeps",
+        "12",
+        "--quiet",
+        "--forced",
+        "6",
+        "--energy",
+        "raw",
+    ]
+    assert main([*words, "-o", str(tmp_path / "forced"), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    traces = ChainFolder(tmp_path / "forced").traces()
+    assert (traces.accepted == traces.proposed)[:6].all()
+    share = traces.accepted[6:].sum() / traces.proposed[6:].sum()
+    assert report["acceptance"] == pytest.approx(float(share))
+    assert report["rhat"] > 0
+    assert main([*words, "-o", str(tmp_path / "forced"), "--resume", "--burn-in", "2"]) == 0
+    assert "the first 6 sweeps accepted everything, and 4 of them count above" in capsys.readouterr().err
+    assert main([*words, "-o", str(tmp_path / "annealed"), "--anneal", "0.1"]) == 0
+    out, err = capsys.readouterr()
+    assert "R-hat, effective sample size\tnone: the target was annealed" in out
+    assert "more sweeps are needed" not in err
+
+
+def test_a_start_that_fails_leaves_the_folder_free(root: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    words = ["sample", str(root / "field-0.4"), "--sweeps", "3", "--quiet", "-o", str(tmp_path / "out")]
+    with monkeypatch.context() as patch:
+        patch.setattr(kernels.Walk, "propose", refuse)
+        assert main(words) == 2
+    assert "scores are odd" in capsys.readouterr().err
+    assert os.listdir(tmp_path / "out") == ["lock"]
+    assert main(words) == 0
+
+
+def refuse(*_: Any) -> None:
+    raise InputError("scores are odd")
 
 
 def test_what_cannot_be_drawn(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "discontinuity.svg").write_text("mine")
     complaints = {
         "plot traces needs the folder of the chains": ["traces"],
         "absent: holds no chains": ["traces", "absent"],
         "the discontinuity is drawn of no folder": ["discontinuity", "absent"],
+        "discontinuity.svg is there already": ["discontinuity"],
         "ends in .svg, .png, .pdf": ["traces", "absent", "-o", "x.gif"],
     }
     for complaint, words in complaints.items():
         assert main(["plot", *words]) == 2
         assert complaint in capsys.readouterr().err
-    assert os.listdir(tmp_path) == []
+    assert os.listdir(tmp_path) == ["discontinuity.svg"]
+    assert (tmp_path / "discontinuity.svg").read_text() == "mine"
 
 
 @pytest.mark.parametrize(
@@ -151,7 +202,8 @@ def test_every_option_reaches_the_kernel(options: list[str], root: Path, tmp_pat
         words += ["--length", "3"]
     assert main([*words, *options]) == 0
     facts = ChainFolder(tmp_path / "out").info()["facts"]
-    assert facts["kernel"].startswith("Gibbs(" if "gibbs" in options else "MetropolisHastings(")
+    assert facts["kernel"] == ("Gibbs" if "gibbs" in options else "MetropolisHastings")
+    assert "rows" not in kernel_facts(Gibbs(rows=3))
     named = {"--target-temperature": "target"}
     for option, value in zip(options[::2], options[1::2]):
         if option in ("--kernel", "--split", "--examples"):
@@ -160,8 +212,7 @@ def test_every_option_reaches_the_kernel(options: list[str], root: Path, tmp_pat
             assert facts["start"] == value
             continue
         name = named.get(option, option.removeprefix("--"))
-        quoted = value if value[0].isdigit() else f"'{value}'"
-        assert f"{name}={quoted}" in facts["kernel"], option
+        assert str(facts[name]) == value, option
 
 
 def test_killed_and_resumed_by_the_command(root: Path, tmp_path: Path, capsys) -> None:
@@ -189,6 +240,10 @@ def test_killed_and_resumed_by_the_command(root: Path, tmp_path: Path, capsys) -
         process.send_signal(signal.SIGKILL)
         process.wait()
     assert not (folder / "finished.json").exists()
+    saved = int(max(path.name for path in (folder / "checkpoints").glob("step-*"))[-8:])
+    fewer = [str(saved - 1) if word == "4000" else word for word in words]
+    assert main([*fewer, "-o", str(folder), "--resume"]) == 2
+    assert f"has {saved} sweeps already, more than the {saved - 1} wanted" in capsys.readouterr().err
     done = len(ChainFolder(folder).traces().energy)
     words[words.index("4000")] = str(done + 7)
     assert main([*words, "-o", str(folder), "--resume"]) == 0
@@ -211,7 +266,7 @@ def test_resumed_with_more_sweeps_and_refused_with_other_settings(root: Path, tm
     refusals = {
         "is not empty; resume": [],
         "seed is 1 in the run and 2 now": ["--resume", "--seed", "2"],
-        "kernel is MetropolisHastings": ["--resume", "--block", "2"],
+        "settings: block is 1 in the run and 2 now\n": ["--resume", "--block", "2"],
         "chains is 4 in the run and 5 now": ["--resume", "--chains", "5"],
         "batch is": ["--resume", "--split", "dev"],
         "start is greedy in the run and random now": ["--resume", "--start", "random"],
@@ -330,7 +385,8 @@ def test_hugging_face_folder(root: Path, tmp_path: Path, monkeypatch, capsys) ->
         ("masked-words", ["--temperature", "0"], "temperature must be positive"),
         ("masked-words", ["--nucleus", "1.5"], "nucleus must lie in (0, 1]"),
         ("masked-words", ["--block", "0"], "block must be at least 1"),
-        ("masked-words", ["--target-temperature", "0"], "temperature must be positive"),
+        ("masked-words", ["--target-temperature", "0"], "target, a temperature, must be positive"),
+        ("bert", ["--length", "3", "--checkpoint", "last"], "is no run folder, so it has no checkpoint last"),
         ("masked-words", ["--sweeps", "0"], "sweeps must be at least 1"),
         ("masked-words", ["--chains", "0"], "chains must be at least 1"),
         ("masked-words", ["--examples", "0"], "examples must be at least 1"),

@@ -10,7 +10,7 @@ import torch
 from energy_cases import TableModel, alone, ended, free_of, kept_of, plain_energy, plain_scores
 from torch import Tensor
 
-from unforced.energy.scoring import block_masks, bounded, pseudo_log_likelihood, token_scores
+from unforced.energy.scoring import Blocks, blocks, bounded, pseudo_log_likelihood, token_scores
 from unforced.errors import InputError
 from unforced.models.conditional import ConditionalMasked
 from unforced.models.field import Field
@@ -142,13 +142,45 @@ def test_parts_are_of_like_size_and_bounded() -> None:
     assert list(bounded(sizes[:0], 4)) == []
 
 
-def test_block_masks() -> None:
+def test_what_is_masked_together() -> None:
     free = torch.tensor([[True, True, True, False]])
     words = torch.tensor([[3, 3, -1, -1]])
-    whole = block_masks(free, words, "whole")
+    whole = blocks(free, words, "whole")
     assert whole is not None
-    assert whole[0].int().tolist() == [[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
-    assert block_masks(free, None, "single") is None
+    every = torch.zeros(4, dtype=torch.long), torch.arange(4)
+    assert whole.masks(*every, 4).int().tolist() == [[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
+    assert blocks(free, None, "single") is None
+
+
+@pytest.mark.parametrize("masking", ["whole", "left_to_right"])
+def test_what_is_not_masked_alone_is_known_without_the_masks(masking: Any) -> None:
+    rng = torch.Generator().manual_seed(1)
+    words = torch.randint(-1, 4, (6, 9), generator=rng)
+    free = torch.rand(6, 9, generator=rng) < 0.7
+    found = blocks(free, words, masking)
+    assert found is not None
+    row, position = free.nonzero(as_tuple=True)
+    assert torch.equal(found.several()[free], found.masks(row, position, 9).sum(dim=1) > 1)
+    assert not found.several()[~free].any()
+
+
+def test_masking_by_words_keeps_no_mask_for_every_pair_of_tokens(case: tuple[Any, Batch]) -> None:
+    """A line of many tokens among short ones costs what its masked copies cost."""
+    model, batch = case
+    words = torch.arange(batch.gold.shape[1]).expand(batch.gold.shape) // 2
+    sizes = []
+    masks = Blocks.masks
+
+    def watched(self: Blocks, row: Tensor, position: Tensor, size: int) -> Tensor:
+        found = masks(self, row, position, size)
+        sizes.append(found.numel())
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Blocks, "masks", watched)
+        token_scores(model, batch, words, "whole", tokens=16)
+    assert sizes
+    assert max(sizes) <= max(16, batch.gold.shape[1])
 
 
 def test_nothing_to_score_and_what_is_refused(case: tuple[Any, Batch]) -> None:

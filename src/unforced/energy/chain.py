@@ -45,6 +45,10 @@ class Chain:
         for name in ("sweeps", "chains"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if getattr(self.kernel, "energy", "") is None and (self.output == "lowest" or self.chains > 1):
+            raise InputError(
+                "a kernel without energy can't tell which state or chain is best: give it one, or one chain and its last state"
+            )
 
     def __call__(self, model: Any, batch: Batch, *, rng: torch.Generator | None = None) -> Hypotheses:
         require(model, "chain", "scores")

@@ -2,7 +2,7 @@
 
 | file | what is in it |
 |---|---|
-| ``chains.json`` | ``created``, ``chains`` (of each example), and ``facts``: what a resumed run must share with the first |
+| ``chains.json`` | ``created``, ``chains`` (of each example), ``facts``: what a resumed run must share with the first, and ``burn_in``: sweeps that the report left out |
 | ``traces.jsonl`` | a line a sweep: ``sweep``, and lists over chains: ``energy`` afterwards, proposals ``proposed``, ``accepted``, ``moved`` |
 | ``samples.jsonl`` | a line for each chain after each sweep that is kept: ``sweep``, ``example``, ``chain``, ``energy``, ``output`` |
 | ``checkpoints/step-00000020/`` | the state of all chains after sweep 20 as safetensors, with hashes; the newest two are kept |
@@ -87,6 +87,10 @@ class ChainFolder(RunFolder):
             raise InputError(f"{self.path}: holds no chains (it has no chains.json)")
         return read_json(self.path / "chains.json")
 
+    def leave_out(self, sweeps: int) -> None:
+        """Note how many sweeps of burn-in there are."""
+        replace_json(self.path / "chains.json", {**self.info(), "burn_in": sweeps})
+
     def traces(self) -> Traces:
         """The traces so far."""
         rows = self._lines("traces.jsonl")
@@ -132,7 +136,7 @@ def run_chains(
             raise InputError(f"{name} must be at least 1, not {value}")
     place = ChainFolder(folder)
     identity = {**facts, "seed": seed, "chains": chains, "rows": len(tokens), "keep_every": keep_every}
-    with place.writing(resume=resume):
+    with place.writing(resume=resume), _undone_if_refused(place):
         if place.exists():
             _refuse_changes(place, identity, sweeps)
         else:
@@ -147,13 +151,29 @@ def run_chains(
         return place.traces()
 
 
+@contextmanager
+def _undone_if_refused(place: ChainFolder) -> Iterator[None]:
+    """A start that is refused leaves nothing in the way of the next one."""
+    fresh = not place.exists()
+    try:
+        yield
+    except InputError:
+        if fresh and checkpoints.newest(place) is None:
+            place.discard()
+        raise
+
+
 def _refuse_changes(place: ChainFolder, identity: Mapping[str, Any], sweeps: int) -> None:
     changes = differences(place.info().get("facts", {}), identity)
     if changes:
         raise InputError(f"{place.path}: can't be resumed with other settings: {'; '.join(changes)}")
-    done = place.finished()
-    if done is not None and done["sweeps"] > sweeps:
-        raise InputError(f"{place.path}: has {done['sweeps']} sweeps already, more than the {sweeps} wanted")
+    done, newest = place.finished(), checkpoints.newest(place)
+    made = max(
+        0 if done is None else done["sweeps"],
+        0 if newest is None else checkpoints.read(newest).state["sweep"],
+    )
+    if made > sweeps:
+        raise InputError(f"{place.path}: has {made} sweeps already, more than the {sweeps} wanted")
 
 
 class _Run:

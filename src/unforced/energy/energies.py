@@ -143,7 +143,7 @@ def at_blocks(
     ``valid`` [N,P] says which of the positions a block has (all if None); the first always. What stands at the others in
     the result means nothing.
     """
-    parts = list(_parts(model, batch, examples(batch, tokens), tokens, row, positions, valid, rows))
+    parts = list(block_parts(model, batch, examples(batch, tokens), tokens, row, positions, valid, rows))
     order = torch.cat([numbers for numbers, _ in parts])
     return torch.cat([scores for _, scores in parts]).index_select(0, order.argsort())
 
@@ -213,7 +213,7 @@ def pick(scores: Tensor, tokens: Tensor, kind: Kind, symbols: Symbols) -> Tensor
 Part = tuple[Tensor, Tensor]  # the numbers [n] of some of what was asked for, and their scores
 
 
-def _parts(
+def block_parts(
     model: Any,
     batch: Batch,
     example: Tensor,
@@ -223,7 +223,10 @@ def _parts(
     valid: Tensor | None,
     rows: int,
 ) -> Iterator[Part]:
-    """Blocks in micro-batches, long sequences first: their numbers [n] and scores [n,P,V]."""
+    """``at_blocks`` in micro-batches, long sequences first: the numbers [n] of some blocks and their scores [n,P,V].
+
+    ``example`` [R] says which example of the batch a row of tokens belongs to.
+    """
     batch = prepare(model, batch)
     if valid is not None:  # masking the first position twice does no harm
         positions = torch.where(valid, positions, positions[:, :1])
@@ -239,7 +242,7 @@ def _single_scores(
     model: Any, batch: Batch, example: Tensor, tokens: Tensor, row: Tensor, position: Tensor, rows: int
 ) -> Iterator[Part]:
     """Single positions: their numbers [n] and scores [n,V]."""
-    for numbers, scores in _parts(model, batch, example, tokens, row, position.unsqueeze(1), None, rows):
+    for numbers, scores in block_parts(model, batch, example, tokens, row, position.unsqueeze(1), None, rows):
         yield numbers, scores.squeeze(1)
 
 

@@ -30,6 +30,8 @@ from unforced.masking import widened
 from unforced.models.protocol import require
 from unforced.types import Batch
 
+LOWEST = 0.05  # temperature at which annealing ends, as a rule
+
 
 class ChainState(NamedTuple):
     """R chains, somewhere in a sweep; never updated in place."""
@@ -103,8 +105,8 @@ class Proposed(NamedTuple):
     """New sequences for the chains of a turn."""
 
     tokens: Tensor  # [A,T]
-    scores: Tensor  # [A,P,V] at the block while it is masked
     drawn: Tensor  # [A,P] the new tokens of the block
+    own: Tensor  # [A,P] what these add to −E by the scores that they are drawn from, which are right for a block of one
     back: Tensor  # [A] float64, log q(y; y') − log q(y'; y)
     changed: Tensor  # [A] bool
 
@@ -191,17 +193,27 @@ class Walk(ABC):
     def propose(self, state: ChainState, turn: Turn) -> Proposed:
         """Mask the block, and draw each of its tokens from the model's conditional."""
         old = state.tokens[turn.rows]
-        scores = energies.at_blocks(
-            self.model, self.batch, state.tokens, turn.rows, turn.positions, turn.valid, self.moves.rows
-        )
-        if not bool((scores < torch.inf).all()):
-            raise InputError("the model gave NaN or infinite scores")
-        log_q = self.log_q(scores)  # [A,P,V]
-        drawn = streams.draw(log_q.exp().flatten(0, 1), turn.choices.flatten()).view_as(turn.positions)
-        drawn = torch.where(turn.valid, drawn, drawn[:, :1])
+        example, rows = energies.examples(self.batch, state.tokens), self.moves.rows
+        parts = []
+        for numbers, scores in energies.block_parts(
+            self.model, self.batch, example, state.tokens, turn.rows, turn.positions, turn.valid, rows
+        ):
+            if not bool((scores < torch.inf).all()):
+                raise InputError("the model gave NaN or infinite scores")
+            _, positions, valid, choices, _ = (leaf[numbers] for leaf in turn)
+            log_q = self.log_q(scores)  # [n,P,V]
+            drawn = streams.draw(log_q.exp().flatten(0, 1), choices.flatten()).view_as(positions)
+            drawn = torch.where(valid, drawn, drawn[:, :1])
+            back = self.back(log_q, old[numbers].gather(1, positions), drawn, valid)
+            parts.append((numbers, drawn, self.own(scores, drawn), back))
+        numbers, drawn, own, back = (torch.cat(leaves) for leaves in zip(*parts))
+        drawn, own, back = (leaf[numbers.argsort()] for leaf in (drawn, own, back))
         new = old.scatter(1, turn.positions, drawn)
-        back = self.back(log_q, old.gather(1, turn.positions), drawn, turn.valid)
-        return Proposed(new, scores, drawn, back, (new != old).any(dim=1))
+        return Proposed(new, drawn, own, back, (new != old).any(dim=1))
+
+    def own(self, scores: Tensor, drawn: Tensor) -> Tensor:
+        """What drawn tokens [n,P] add to −E by scores [n,P,V], for samplers that ask: [n,P]."""
+        return torch.zeros(drawn.shape, dtype=widened(scores).dtype, device=scores.device)
 
     def log_q(self, scores: Tensor) -> Tensor:
         """The log-probabilities that tokens are drawn with: [...,V]."""
@@ -264,7 +276,9 @@ class MetropolisHastings(Proposals):
     energy: Kind = "local"
     target: float = 1.0  # temperature of the distribution that is sampled
     anneal: float = 0.0  # what is taken from it after each sweep
-    lowest: float = 0.05  # what it never falls below
+    lowest: float | None = (
+        None  # what it never falls below: 0.05 unless given, or the target where that is less
+    )
     forced: int = 0  # sweeps at the beginning in which every proposal is accepted
 
     def __post_init__(self) -> None:
@@ -272,14 +286,17 @@ class MetropolisHastings(Proposals):
         check_choice("energy", self.energy, Kind)
         if self.anneal < 0 or self.forced < 0:
             raise InputError("anneal and forced must not be negative")
-        if not 0 < self.lowest <= self.target < float("inf"):
+        if not 0 < self.target < float("inf"):
+            raise InputError(f"target, a temperature, must be positive, not {self.target}")
+        if self.lowest is not None and not 0 < self.lowest <= self.target:
             raise InputError(
-                f"the target's temperature must be positive and its lowest not above it, not {self.target} and {self.lowest}"
+                f"lowest must be positive and not above the target, {self.target:g}, but is {self.lowest}"
             )
 
     def target_at(self, sweep: int) -> float:
         """The temperature of the target in sweep 0, 1, …"""
-        return max(self.lowest, self.target - self.anneal * sweep)
+        lowest = min(LOWEST, self.target) if self.lowest is None else self.lowest
+        return max(lowest, self.target - self.anneal * sweep)
 
     def kernel(self, model: Any, batch: Batch) -> Kernel:
         """The sampler for a model and the examples of a batch, whose lengths are those of its gold."""
@@ -308,6 +325,11 @@ class MetropolisWalk(Walk):
         novel = accepted & proposed.changed
         state = self.update(state, turn.rows[novel], proposed.tokens[novel], terms[novel])
         return state, self.info(state, turn, accepted, novel, log_ratio)
+
+    def own(self, scores: Tensor, drawn: Tensor) -> Tensor:
+        if drawn.shape[1] > 1:
+            return super().own(scores, drawn)
+        return energies.pick(scores, drawn, self.moves.energy, self.batch.symbols)
 
     def is_forced(self, state: ChainState) -> bool:
         return int(state.sweep) < self.moves.forced
@@ -363,13 +385,12 @@ class MetropolisWalk(Walk):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """What needs no further pass: the new terms that are known [A,T], which ones are wanted still and which ones count
         in the ratio [A,T] bool, and what else is added to it [A]."""
-        found = torch.zeros(free.shape, dtype=widened(proposed.scores).dtype, device=free.device)
+        found = torch.zeros(free.shape, dtype=proposed.own.dtype, device=free.device)
         counted = torch.ones_like(free)
         if turn.positions.shape[1] > 1:
             return found, free, counted, proposed.back
-        kind, here = self.moves.energy, turn.positions
-        own = energies.pick(proposed.scores, proposed.drawn, kind, self.batch.symbols)  # [A,1]
-        found, wanted = found.scatter(1, here, own), free.scatter(1, here, False)
+        here = turn.positions
+        found, wanted = found.scatter(1, here, proposed.own), free.scatter(1, here, False)
         if self.cancels(turn, target):
             return found, wanted, counted.scatter(1, here, False), torch.zeros_like(proposed.back)
         return found, wanted, counted, proposed.back

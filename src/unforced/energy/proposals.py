@@ -65,8 +65,11 @@ class Proposals:
 
     def log_probs(self, scores: Tensor, kept: Tensor) -> Tensor:
         """The log-probabilities of proposals: scores [...,V] and the tokens that are allowed [V] -> [...,V], else −inf."""
-        scaled = widened(scores) / self.temperature
-        log_probs = scaled.masked_fill(~kept, -torch.inf).log_softmax(dim=-1)
+        scores = widened(scores).masked_fill(~kept, -torch.inf)
+        scaled = (
+            scores - scores.amax(dim=-1, keepdim=True)
+        ) / self.temperature  # at most 0: it can't overflow
+        log_probs = scaled.log_softmax(dim=-1)
         if self.nucleus is None or self.nucleus == 1:
             return log_probs
         ordered, order = log_probs.sort(dim=-1, descending=True, stable=True)

@@ -70,7 +70,7 @@ def token_scores(
     require(model, "scoring", "scores")
     check_choice("over", over, Over)
     free = energies.variables(batch)
-    together = block_masks(free, words, masking)
+    together = blocks(free, words, masking)
     with evaluating(model):
         batch = energies.prepare(model, batch)
 
@@ -80,7 +80,7 @@ def token_scores(
 
         raw, local, log_probs = _collect(model, batch, free, None, measure, 3, tokens).unbind(dim=2)
         if together is not None:
-            again = together.sum(dim=2) > 1
+            again = together.several()
             found = _collect(model, batch, again, together, _log_probs(over, batch), 1, tokens)
             log_probs = torch.where(again, found.squeeze(2), log_probs)
     return TokenScores(raw, local, log_probs)
@@ -101,31 +101,59 @@ def pseudo_log_likelihood(
     require(model, "scoring", "scores")
     check_choice("over", over, Over)
     free = energies.variables(batch)
-    together = block_masks(free, words, masking)
+    together = blocks(free, words, masking)
     with evaluating(model):
         batch = energies.prepare(model, batch)
         return _collect(model, batch, free, together, _log_probs(over, batch), 1, tokens).squeeze(2)
 
 
-def block_masks(free: Tensor, words: Tensor | None, masking: Masking) -> Tensor | None:
-    """[B,T] bool and [B,T] numbers of words -> [B,T,T] bool, what is masked while token t is scored; None for t alone.
+class Blocks(NamedTuple):
+    """The tokens that are masked with each other, because they are pieces of a word."""
 
-    >>> free = torch.tensor([[True, True, True]])
-    >>> block_masks(free, torch.tensor([[0, 0, 1]]), "left_to_right").int()
-    tensor([[[1, 1, 0],
-             [0, 1, 0],
-             [0, 0, 1]]], dtype=torch.int32)
-    """
+    free: Tensor  # [B,T] bool, what is scored
+    words: Tensor  # [B,T] long, the word that a token belongs to; −1 where it is none's
+    masking: Masking
+
+    def several(self) -> Tensor:
+        """[B,T] bool: what isn't masked alone."""
+        inside = self.free & (self.words >= 0)
+        word, rows = torch.where(inside, self.words, 0), len(self.words)
+        columns = torch.arange(word.shape[1], device=word.device).expand_as(word)
+
+        def furthest(start: int, how: str) -> Tensor:
+            """[B,T]: the first or last column of the word that each token belongs to."""
+            found = word.new_full((rows, int(word.max()) + 1), start)
+            return found.scatter_reduce(1, word, torch.where(inside, columns, start), how).gather(1, word)
+
+        first = columns if self.masking == "left_to_right" else furthest(word.shape[1], "amin")
+        return inside & (first < furthest(-1, "amax"))
+
+    def masks(self, row: Tensor, position: Tensor, size: int) -> Tensor:
+        """What is masked while token position[n] of row[n] is scored, [n] each -> [n,size] bool.
+
+        >>> free = torch.tensor([[True, True, True]])
+        >>> three = torch.tensor([0, 0, 0]), torch.tensor([0, 1, 2])
+        >>> Blocks(free, torch.tensor([[0, 0, 1]]), "left_to_right").masks(*three, 3).int()
+        tensor([[1, 1, 0],
+                [0, 1, 0],
+                [0, 0, 1]], dtype=torch.int32)
+        """
+        word = self.words[row, position].unsqueeze(1)
+        columns, here = torch.arange(size, device=row.device), position.unsqueeze(1)
+        same = (self.words[row, :size] == word) & (word >= 0) & self.free[row, :size]
+        if self.masking == "left_to_right":
+            same = same & (columns >= here)
+        return same | (columns == here)
+
+
+def blocks(free: Tensor, words: Tensor | None, masking: Masking) -> Blocks | None:
+    """What is masked together; None: every token alone."""
     check_choice("masking", masking, Masking)
     if masking == "single":
         return None
     if words is None:
         raise InputError(f"masking {masking} needs to know the words that tokens belong to")
-    same = (words.unsqueeze(2) == words.unsqueeze(1)) & (words >= 0).unsqueeze(2)
-    if masking == "left_to_right":
-        same = same.triu()
-    alone = torch.eye(free.shape[1], dtype=torch.bool, device=free.device)
-    return (same & free.unsqueeze(1)) | alone
+    return Blocks(free, words, masking)
 
 
 def of_all(scores: Tensor, gold: Tensor) -> Tensor:
@@ -147,7 +175,7 @@ def _collect(
     model: Any,
     batch: Batch,
     wanted: Tensor,
-    together: Tensor | None,
+    together: Blocks | None,
     measure: Measure,
     width: int,
     tokens: int,
@@ -169,7 +197,7 @@ Parts = Iterator[tuple[Tensor, Tensor]]  # numbers [n] of some positions, and th
 
 
 def _single(
-    model: Any, batch: Batch, row: Tensor, position: Tensor, together: Tensor | None, tokens: int
+    model: Any, batch: Batch, row: Tensor, position: Tensor, together: Blocks | None, tokens: int
 ) -> Parts:
     """A masked copy for each position."""
     for numbers, size in bounded(energies.extents(batch)[row], tokens):
@@ -179,7 +207,7 @@ def _single(
             masked = torch.zeros(len(numbers), size, dtype=torch.bool, device=row.device)
             masked.scatter_(1, here.unsqueeze(1), True)
         else:
-            masked = together[which, here, :size]
+            masked = together.masks(which, here, size)
         number = torch.arange(len(numbers), device=row.device)
         if callable(getattr(model, "features", None)) and callable(getattr(model, "score", None)):
             scores = model.score(model.features(part, part.gold, masked)[number, here])
@@ -189,7 +217,7 @@ def _single(
 
 
 def _whole(
-    model: Any, batch: Batch, row: Tensor, position: Tensor, together: Tensor | None, tokens: int
+    model: Any, batch: Batch, row: Tensor, position: Tensor, together: Blocks | None, tokens: int
 ) -> Parts:
     """A pass over each sentence, where the model scores all positions in one."""
     rows = row.unique()

@@ -12,14 +12,19 @@ from unforced.errors import InputError
 from unforced.graded import Scores
 from unforced.plots.figure import Line, Panel, check, draw
 
+PICTURE = "traces.svg"  # beside the chains
 MOST = 20  # lines of chains on a panel; with more chains, the first of them
 
 
-def plot_folder(folder: Path, path: Path) -> Path:
-    """Draw the chains that a folder holds, as far as they have come."""
-    check(path)
+def plot_folder(folder: Path, path: Path | None = None) -> Path:
+    """Draw the chains that a folder holds, as far as they have come; beside them unless ``path`` says where."""
+    if path is not None:
+        check(path)
     chains = ChainFolder(folder)
-    return plot_traces(chains.traces(), int(chains.info()["chains"]), path, scores=graded.read(folder))
+    info = chains.info()
+    burn_in, scores = int(info.get("burn_in", 0)), graded.read(folder)
+    where = folder / PICTURE if path is None else path
+    return plot_traces(chains.traces(), int(info["chains"]), where, burn_in=burn_in, scores=scores)
 
 
 def plot_traces(
