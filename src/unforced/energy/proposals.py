@@ -66,9 +66,8 @@ class Proposals:
     def log_probs(self, scores: Tensor, kept: Tensor) -> Tensor:
         """The log-probabilities of proposals: scores [...,V] and the tokens that are allowed [V] -> [...,V], else −inf."""
         scores = widened(scores).masked_fill(~kept, -torch.inf)
-        scaled = (
-            scores - scores.amax(dim=-1, keepdim=True)
-        ) / self.temperature  # at most 0: it can't overflow
+        temperature = max(self.temperature, torch.finfo(scores.dtype).tiny)
+        scaled = (scores - scores.amax(dim=-1, keepdim=True)) / temperature  # at most 0: can't overflow
         log_probs = scaled.log_softmax(dim=-1)
         if self.nucleus is None or self.nucleus == 1:
             return log_probs
