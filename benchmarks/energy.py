@@ -38,7 +38,7 @@ def run(*, quick: bool, threads: int) -> dict:
     updates = UPDATES // 10 if quick else UPDATES
     model = trained(data, updates)
     batch = sentences(data, SENTENCES, LENGTH)
-    rows = [*_sweep(model, batch, 1 if quick else 5), *_steps(model, batch, 2 if quick else 9)]
+    rows = [*_sweep(model, batch, 1 if quick else 3), *_steps(model, batch, 2 if quick else 9)]
     found, versions = _scoring(data, quick, threads)
     rows += [*found, *_memory(data), *_partition(quick, threads)]
     settings = {
@@ -141,9 +141,9 @@ class Counted:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
 
-    def features(self, batch: Any, tokens: Any, masked: Any) -> Any:
+    def features_at(self, batch: Any, tokens: Any, masked: Any, positions: Any) -> Any:
         self.copies += len(tokens)
-        return self.model.features(batch, tokens, masked)
+        return self.model.features_at(batch, tokens, masked, positions)
 
 
 def _steps(model: Any, batch: Any, rounds: int) -> list[dict]:
