@@ -404,8 +404,8 @@ class MetropolisWalk(Walk):
         if self.moves.energy == "raw" or forced or whole:
             return [wanted]
         rank = old.masked_fill(~wanted, torch.inf).argsort(dim=1, stable=True).argsort(dim=1)
-        quarter = rank * 4 // wanted.sum(dim=1, keepdim=True).clamp(min=1)  # 0 to 3 where wanted
-        return [wanted & (quarter < 2), wanted & (quarter == 2), wanted & (quarter == 3)]
+        fifth = rank * 5 // wanted.sum(dim=1, keepdim=True).clamp(min=1)  # 0 to 4 where wanted
+        return [wanted & (fifth < 2), *(wanted & (fifth == later) for later in (2, 3, 4))]
 
     def update(self, state: ChainState, rows: Tensor, tokens: Tensor, terms: Tensor) -> ChainState:
         """The state with other sequences in some rows."""
