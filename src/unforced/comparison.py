@@ -69,7 +69,7 @@ class Row:
     decoder: str
     cost: float | None
     cells: dict[str, Cell]  # by metric
-    minutes: float | None = None  # that a run trained on average, validation apart
+    minutes: float | None = None  # that a run trained, the median over seeds, validation apart
     threads: int | None = None  # that it had, if all had the same
 
 

@@ -293,6 +293,19 @@ def test_the_report_can_be_watched(write: Write, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_page")
+def test_a_run_that_had_to_wait_does_not_change_the_cost(write: Write, tmp_path: Path) -> None:
+    """One of three runs was suspended for an hour."""
+    Stub().compare([write(overrides=["seeds=[1, 2, 3]"])], tmp_path)
+    ended = tmp_path / "toy/label_smoothing-2/finished.json"
+    ended.write_text(json.dumps({**json.loads(ended.read_text()), "seconds": 3600.0}))
+    rows = Stub().compare([write(overrides=["seeds=[1, 2, 3]"])], tmp_path).rows
+    assert {(row.variant, row.cost, row.minutes) for row in rows} == {
+        ("cross_entropy", 1.0, 10 / 60),
+        ("label_smoothing", 2.0, 20 / 60),
+    }
+
+
+@pytest.mark.usefixtures("no_page")
 def test_warm_starts_come_behind_their_sources(write: Write, tmp_path: Path) -> None:
     recipe = write(WARM.format("label_smoothing") + SMOOTHED)
     stub = Stub()

@@ -105,21 +105,21 @@ def _cells(runs: list[Run], split: str, decoder: str, measures: Sequence[Measure
 
 
 def _cost(runs: Iterable[Run], variant: str, baseline: str) -> float | None:
-    """Seconds per token of a variant's finished runs, as a ratio to the baseline's."""
+    """Seconds per token of a variant's finished runs, the median (a run may have had to wait), as a ratio to the baseline's."""
     rates = {}
     for label in (variant, baseline):
         ended = [run.finished for run in runs if run.label == label and run.finished]
-        tokens = sum(end["tokens"] for end in ended)
-        rates[label] = sum(end["seconds"] for end in ended) / tokens if tokens else 0.0
+        each = [end["seconds"] / end["tokens"] for end in ended if end["tokens"]]
+        rates[label] = float(np.median(each)) if each else 0.0
     return rates[variant] / rates[baseline] if rates[variant] and rates[baseline] else None
 
 
 def _effort(runs: Iterable[Run], variant: str) -> tuple[float | None, int | None]:
-    """Minutes that a variant's finished runs trained on average, and the threads they had."""
+    """Minutes that a variant's finished runs trained, the median, and the threads they had."""
     ended = [run for run in runs if run.label == variant and run.finished]
     seconds = [run.finished["seconds"] for run in ended if run.finished]
     threads = {run.info.get("threads") for run in ended}
-    return float(np.mean(seconds)) / 60 if seconds else None, threads.pop() if len(threads) == 1 else None
+    return float(np.median(seconds)) / 60 if seconds else None, threads.pop() if len(threads) == 1 else None
 
 
 def _state(run: Run) -> RunState:
