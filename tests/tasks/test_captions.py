@@ -93,8 +93,10 @@ def test_grey_pictures_have_one_channel(tmp_path):
 def test_metrics_judge_captions(task):
     examples = task.read("train")
     outputs, answers = [e.target for e in examples], [e.answers for e in examples]
-    bleu, cider = task.metrics()
-    assert float(bleu.score(bleu.statistics(outputs, answers).sum(axis=0))) == pytest.approx(100)
+    cider, *bleus = task.metrics()
+    assert [bleu.name for bleu in bleus] == ["bleu", "bleu_1"]
+    for bleu in bleus:
+        assert float(bleu.score(bleu.statistics(outputs, answers).sum(axis=0))) == pytest.approx(100)
     perfect = cider.score(cider.statistics(outputs, answers).sum(axis=0))
     assert perfect > cider.score(cider.statistics(outputs[::-1], answers).sum(axis=0))
     assert "tok:none" in bleu.signature()
@@ -199,6 +201,10 @@ def test_emoji():
     assert codec.sizes.image == (3, 24, 24)
     names = [{str(example.source).split()[0] for example in part} for part in parts]
     assert len(set.union(*names)) == sum(map(len, names)) == 3786  # an emoji is in one split only
-    metric = task.metrics()[1]
+    metric = task.metrics()[0]
+    codes = [codec.encode(example) for example in parts[0]]
+    more = [set(code.references) - set(code.target) for code in codes]
+    assert sum(map(bool, more)) > 0.8 * len(codes)  # tags bring other words
+    assert all(example.answers == (example.target,) for example in parts[2])  # but are no answers
     perfect = metric.statistics([e.target for e in parts[2]], [e.answers for e in parts[2]])
     assert 700 < metric.score(perfect.sum(axis=0)) < 1000

@@ -51,14 +51,18 @@ class Bleu:
         return rows
 
     def score(self, sums: np.ndarray) -> np.ndarray:
+        return self.up_to(ORDER, sums)
+
+    def up_to(self, order: int, sums: np.ndarray) -> np.ndarray:
+        """BLEU of n-grams of up to so many words."""
         length, wanted = sums[..., 0], sums[..., 1]
-        hits, totals = sums[..., 2 : 2 + ORDER], sums[..., 2 + ORDER :]
+        hits, totals = sums[..., 2 : 2 + order], sums[..., 2 + ORDER : 2 + ORDER + order]
         with np.errstate(divide="ignore", invalid="ignore"):
             misses = np.cumsum(hits == 0, axis=-1)  # the k-th order without a hit counts as ½ᵏ hits
             precisions = np.where(hits == 0, 0.5**misses, hits) / totals
             brevity = np.where(length < wanted, np.exp(1 - wanted / length), 1.0)
             bleu = 100 * brevity * np.exp(np.log(precisions).mean(axis=-1))
-        # without a hit, or without a single 4-gram in the whole corpus, sacreBLEU gives zero
+        # without a hit, or without a single n-gram of some order in the whole corpus, sacreBLEU gives zero
         return np.where(hits.any(axis=-1) & (totals > 0).all(axis=-1), bleu, 0.0)
 
     def signature(self) -> str:
@@ -67,6 +71,27 @@ class Bleu:
         count = "var" if self.references is None else self.references
         case = "lc" if self.lowercase else "mixed"
         return f"nrefs:{count}|case:{case}|eff:no|tok:{self.tokenize}|smooth:exp|version:{__version__}"
+
+
+@dataclass
+class ShortBleu(Bleu):
+    """BLEU of n-grams of up to ``order`` words, such as BLEU-1.
+
+    >>> metric = ShortBleu(order=1)
+    >>> metric.name, round(float(metric.score(metric.statistics(["a b c"], [["a b d e"]]).sum(axis=0))), 2)
+    ('bleu_1', 47.77)
+    """
+
+    order: int = 1
+
+    def __post_init__(self) -> None:
+        self.name = f"bleu_{self.order}"
+
+    def score(self, sums: np.ndarray) -> np.ndarray:
+        return self.up_to(self.order, sums)
+
+    def signature(self) -> str:
+        return f"n-grams of up to {self.order}|{super().signature()}"
 
 
 @dataclass

@@ -42,7 +42,7 @@ def near_words(units: Tensor, there: Tensor, words: Tensor, tau: float, count: i
     kept = size if count is None else min(count, size)
     tokens = torch.empty(len(words), kept, dtype=torch.int32, device=units.device)
     weights = torch.empty(len(words), kept, dtype=units.dtype, device=units.device)
-    block = max(1, CELLS // size)
+    block, tau = max(1, CELLS // size), max(tau, torch.finfo(units.dtype).tiny)
     for start in range(0, len(words), block):
         some = words[start : start + block]
         own = some.unsqueeze(1)

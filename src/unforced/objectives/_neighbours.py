@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from unforced import streams
+from unforced.errors import InputError
 from unforced.objectives._outputs import END
 from unforced.types import Batch
 
@@ -169,6 +170,14 @@ class EditProposal:
         """log of the odds that a token changes [B,T]; −inf behind the end."""
         odds = (1 + self.pool.others(self.gold)).double().log() - 1 / self.tau
         return odds.masked_fill(~self.changing, -torch.inf)
+
+    def check(self) -> None:
+        """Complain of rows that it can't serve."""
+        inside = (self.gold != END) & ~self.changing
+        if bool((inside[:, :-1] & (self.gold[:, 1:] != END)).any()):
+            raise InputError(
+                "edit proposals need outputs with no end symbol but at their ends; rows here have several"
+            )
 
     @cached_property
     def log_gaps(self) -> Tensor:

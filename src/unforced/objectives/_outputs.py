@@ -26,7 +26,10 @@ def first_equal(outputs: Tensor) -> Tensor:
     >>> first_equal(torch.tensor([[[3, 2], [4, 2], [3, 2], [4, 2]]]))
     tensor([[0, 1, 0, 1]])
     """
-    same = (outputs.unsqueeze(2) == outputs.unsqueeze(1)).all(dim=3)  # [B,N,N]
+    rows, number, size = outputs.shape
+    same = torch.ones(rows, number, number, dtype=torch.bool, device=outputs.device)
+    for t in range(size):  # a table of all pairs at all positions would be large
+        same &= outputs[:, :, None, t] == outputs[:, None, :, t]
     return same.int().argmax(dim=2)
 
 

@@ -13,7 +13,7 @@ import torch
 from rapidfuzz.distance import Levenshtein
 from torch import Tensor
 
-from unforced.objectives._outputs import END, as_lists
+from unforced.objectives._outputs import as_lists
 
 Reward = Literal["hamming", "bleu", "cider", "edit"]
 ORDER = 4  # of n-grams
@@ -114,24 +114,24 @@ def cider_cost(gold: list[int], documents: Documents) -> Callable[[list[int]], f
 def distances(
     kind: Reward, outputs: Tensor, gold: Tensor, end: int | None, documents: Documents | None = None
 ) -> Tensor:
-    """d(y, y*) [B,L] in float64 of outputs [B,L,W] and gold [B,T], with ``END`` behind them and without end symbols:
+    """d(y, y*) [B,L] in float64 of outputs [B,L,W] and gold [B,T], with ``END`` behind them, the end symbol at their ends left out:
 
     - ``hamming``: at how many positions they differ, those that only the longer one has among them;
     - ``edit``: how many insertions, deletions and substitutions it takes;
     - ``bleu``: 1 − BLEU-4 of the ids, smoothed for single sentences as sacreBLEU does;
     - ``cider``: 1 − CIDEr-D / 10.
     """
-    if end is not None:
-        outputs, gold = (some.masked_fill(some == end, END) for some in (outputs, gold))
     judges: dict[str, Callable[[list[int]], Callable[[list[int]], float]]] = {
         "hamming": lambda gold: partial(_hamming, gold),
         "edit": lambda gold: partial(Levenshtein.distance, gold),
         "bleu": bleu_cost,
         "cider": lambda gold: cider_cost(gold, documents),  # type: ignore[arg-type]
     }
-    made, found = as_lists(outputs.flatten(0, 1)), []
-    count = outputs.shape[1]
-    for example, right in enumerate(as_lists(gold)):
+    made, right_ones = (
+        [_unended(row, end) for row in as_lists(some)] for some in (outputs.flatten(0, 1), gold)
+    )
+    found, count = [], outputs.shape[1]
+    for example, right in enumerate(right_ones):
         cost, seen = judges[kind](right), dict[tuple[int, ...], float]()
         for output in made[example * count : (example + 1) * count]:  # many are drawn more than once
             key = tuple(output)
@@ -139,6 +139,10 @@ def distances(
                 seen[key] = float(cost(output))
             found.append(seen[key])
     return torch.tensor(found, dtype=torch.float64, device=outputs.device).view(outputs.shape[:2])
+
+
+def _unended(tokens: list[int], end: int | None) -> list[int]:
+    return tokens[:-1] if tokens and tokens[-1] == end else tokens
 
 
 def _hamming(gold: list[int], output: list[int]) -> int:

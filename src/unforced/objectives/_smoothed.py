@@ -104,9 +104,15 @@ class _SmoothedNLL(torch.autograd.Function):
         share: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         log_probs = torch.log_softmax(scores, dim=-1)
-        found = -(weights * log_probs.gather(1, tokens)).sum(dim=1)
+        listed = torch.where(
+            weights == 0, 0.0, log_probs.gather(1, tokens)
+        )  # a model may give −inf to what has no weight
+        found = -(weights * listed).sum(dim=1)
         if rest is not None and share is not None:
-            found = found - rest * (log_probs @ share)
+            spread = log_probs @ share
+            if bool(spread.isnan().any()):  # 0 · −inf
+                spread = log_probs.masked_fill(share == 0, 0.0) @ share
+            found = found - rest * spread
         nll = -log_probs.gather(1, gold.unsqueeze(1)).squeeze(1)
         ctx.save_for_backward(log_probs, tokens, weights, rest, share)
         ctx.mark_non_differentiable(nll)

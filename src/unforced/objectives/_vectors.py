@@ -42,7 +42,22 @@ def special(codec: Any) -> frozenset[int]:
         if name not in RESERVED or name in names[:id]:
             break
         found.add(id)
-    return frozenset(found)
+    return frozenset(found) | unused(codec)
+
+
+def unused(codec: Any) -> frozenset[int]:
+    """The ids that no output has: banned ones, padding, the start symbol unless it ends outputs too, and those without a name.
+
+    >>> from types import SimpleNamespace
+    >>> from unforced.types import Symbols
+    >>> codec = SimpleNamespace(symbols=Symbols(0, 1, 2, (0, 1)), token_names=lambda: ("<pad>", "<bos>", "<eos>", "a", ""))
+    >>> sorted(unused(codec))
+    [0, 1, 4]
+    """
+    symbols = codec.symbols
+    found = set(symbols.banned) | ({symbols.pad, symbols.bos} - {symbols.eos})
+    names = codec.token_names() if hasattr(codec, "token_names") else ()
+    return frozenset(found | {id for id, name in enumerate(names) if not name})
 
 
 def spellings(names: Sequence[str], without: Collection[int] = ()) -> list[tuple[str, ...]]:
@@ -56,7 +71,9 @@ def spellings(names: Sequence[str], without: Collection[int] = ()) -> list[tuple
     >>> spellings(["<eos>", "ĠHouse", "a", "ĠgrÃ¶ÃŁer"], without=[0])
     [(), ('House', 'house'), (), ('größer',)]
     """
-    pieces = any(name.startswith(BLANKS) and len(name) > 1 for name in names)
+    begun = sum(name.startswith(BLANKS) and len(name) > 1 for name in names)
+    # a word may begin with such a letter, too; but none is the mark alone, and not many do
+    pieces = begun > 0 and (any(mark in names for mark in BLANKS) or begun * 10 >= len(names))
     found = []
     for id, name in enumerate(names):
         word = "" if id in without else (_word(name) if pieces else name)
@@ -102,15 +119,19 @@ def read_vectors(
             if id not in chosen and rank < len(forms) and forms[rank] in found and forms[rank] not in taken:
                 chosen[id] = forms[rank]
                 taken.add(forms[rank])
+    missing = f"{place}: none of the {len(names)} tokens of the data has a vector in this file."
     if not chosen:
-        raise InputError(f"{place}: none of the {len(names)} tokens of the data has a vector in this file.")
+        raise InputError(missing)
     width = len(next(iter(found.values())))
-    matrix = np.zeros((len(names), width), dtype=np.float32)
+    matrix = np.zeros((len(names), width))
     for id, match in chosen.items():
         matrix[id] = found[match]
         if not np.isfinite(matrix[id]).all():
             raise InputError(f"{place}: the vector of {match!r} has a number that isn't finite.")
-    return units(torch.from_numpy(matrix))
+    vectors, there = units(torch.from_numpy(matrix))
+    if not bool(there.any()):
+        raise InputError(missing)
+    return vectors.float(), there
 
 
 def _found(path: str) -> Path:
@@ -127,26 +148,40 @@ def _found(path: str) -> Path:
 
 def _from_text(path: Path, known: Collection[str]) -> Iterator[tuple[str, np.ndarray]]:
     """The words of a text file that are known, with their vectors."""
-    width = None
+    width = promised = None
+    rows = 0
     for number, line in enumerate(_lines(path), 1):
-        cells = line.split(" ")
+        cells = [cell for cell in line.split(" ") if cell]  # other blanks may be part of words
         if width is None:
             if len(cells) == 2 and cells[0].isdigit() and cells[1].isdigit():
-                width = int(cells[1])
+                promised, width = int(cells[0]), int(cells[1])
                 continue
             width = len(cells) - 1
         if not line:
             continue
+        rows += 1
         if width < 1 or len(cells) <= width:
             raise InputError(
                 f"{path}:{number}: a word and {max(width, 1)} numbers wanted, {len(cells)} cells found."
             )
         word = " ".join(cells[: len(cells) - width])  # some files have words with blanks in them
+        if len(cells) > width + 1 and cells[0] in known and all(map(_is_number, cells[1:])):
+            raise InputError(f"{path}:{number}: a word and {width} numbers wanted, {len(cells)} cells found.")
         if word in known:
             try:
-                yield word, np.array(cells[-width:], dtype=np.float32)
+                yield word, np.array(cells[-width:], dtype=np.float64)
             except ValueError:
                 raise InputError(f"{path}:{number}: the vector of {word!r} isn't made of numbers.") from None
+    if promised is not None and rows < promised:
+        raise InputError(f"{path}: is cut off: its first line promises {promised} words, and it has {rows}.")
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
 
 
 def _lines(path: Path) -> Iterator[str]:
@@ -154,7 +189,8 @@ def _lines(path: Path) -> Iterator[str]:
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as handle:
             for raw in handle:
-                yield raw.decode("utf-8", errors="replace").replace("\t", " ").strip(" \r\n")
+                text = raw.decode("utf-8", errors="replace")
+                yield text.removeprefix("\ufeff").replace("\t", " ").strip(" \r\n")
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise InputError(f"{path}: the gzip data is damaged or cut off ({error}).") from None
     except OSError as error:
@@ -163,10 +199,13 @@ def _lines(path: Path) -> Iterator[str]:
 
 def _from_npz(path: Path) -> Iterable[tuple[str, np.ndarray]]:
     try:
+        if not zipfile.is_zipfile(path):
+            raise ValueError("not a zip archive")
         with np.load(path, allow_pickle=False) as arrays:
             loaded: list[np.ndarray] = [arrays[name] for name in arrays.files]
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise InputError(f"{path}: the file is not a sound .npz of plain arrays ({error}).") from None
+        why = "an array of objects" if "allow_pickle" in str(error) else error
+        raise InputError(f"{path}: the file is not a sound .npz of plain arrays ({why}).") from None
     words = next((array.tolist() for array in loaded if array.ndim == 1 and array.dtype.kind in "US"), None)
     beside = path.with_name("vocab.txt")
     if words is None and not beside.is_file():
@@ -174,7 +213,7 @@ def _from_npz(path: Path) -> Iterable[tuple[str, np.ndarray]]:
     if words is None:
         words = list(_lines(beside))
     words = [word.decode("utf-8", errors="replace") if isinstance(word, bytes) else word for word in words]
-    matrices = [array for array in loaded if array.ndim == 2 and array.dtype.kind == "f"]
+    matrices = [array for array in loaded if array.ndim == 2 and array.dtype.kind in "fiu"]
     matrices = [matrix for matrix in matrices if len(matrix) == len(words)]
     if not matrices:
         raise InputError(f"{path}: has no matrix of numbers with a row for each of the {len(words)} words.")

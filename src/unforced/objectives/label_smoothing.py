@@ -41,7 +41,10 @@ class LabelSmoothing:
         # mean_w −log p(w) = log Z − mean_w scores_w, so the [N,V] log-probabilities are never formed
         banned = sorted(set(batch.symbols.banned))
         emittable = scores.shape[-1] - len(banned)
-        mean_score = (scores.sum(dim=-1) - scores[:, banned].sum(dim=-1)) / emittable
+        total_score = scores.sum(dim=-1) - scores[:, banned].sum(dim=-1)
+        if bool(total_score.isnan().any()):  # a model that gives −inf to what is banned
+            total_score = scores.index_fill(1, torch.tensor(banned, device=scores.device), 0.0).sum(dim=-1)
+        mean_score = total_score / emittable
         gold_score = scores.gather(-1, gold.unsqueeze(-1)).squeeze(-1)
         uniform = nll + (gold_score - mean_score).sum()  # Σ log Z = nll + Σ gold_score
         total = (1 - self.smoothing) * nll + self.smoothing * uniform

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -34,6 +35,7 @@ from unforced.types import Batch, DecoderState, Encoded, Loss, Progress
 
 Metrics = dict[str, tuple[Tensor, Tensor]]
 PLAIN = TokenSmoothing(tau=0.0)  # one-hot targets
+CROWDED = 1.0  # weight of one more insertion from which on edited outputs are as long as they can be
 
 
 class Known(NamedTuple):
@@ -75,13 +77,17 @@ class SequenceSmoothing:
 
     - "hamming": outputs of the gold's length, by Hamming distance; r is confined to these;
     - "edit": tokens kept, deleted or replaced, and others inserted between them, at most eight side by side; r is confined to
-      what that can make. q is summed over all ways of editing that lead to the same output. With M tokens in V_sub and
-      M e^(−1/τ) not well below one, outputs are mostly insertions.
+      what that can make. q is summed over all ways of editing that lead to the same output. With M tokens in V_sub outputs
+      are mostly insertions unless M e^(−1/τ) is well below one; with "all" tokens it is refused from one on.
+
+    d of "bleu" and "cider" lies between 0 and 1, so τ must be small: where each further edit brings M times as many outputs and costs
+    less than log M · τ, r is all but uniform, and what is far from the gold weighs most. Where the metric ``distance``, the mean of d by
+    the weights, is not below ``drawn_distance``, that of the samples as they are drawn, τ is too large.
 
     Only tokens of V_sub stand in for others, and neither the end symbol, nor the unknown word, nor anything that can't be
     emitted is among them; the end symbol stays in its place. ``vocabulary`` says what V_sub is: "all" tokens, those of
     the "batch" (of this micro-batch, so results then depend on how a batch is dealt out), or those of the example's
-    "references" (of its gold if it has no others).
+    "references" (of its gold if it has no others; some example must have).
 
     ``lazy`` feeds the gold and scores the samples, log p(y_t | y*_<t, x), so any number of them costs one pass. For Hamming
     rewards ``samples`` = "none" then takes the expectation itself: a mixture of the gold and V_sub at each position, without
@@ -144,13 +150,34 @@ class SequenceSmoothing:
     def fitted(self, codec: Any, examples: Sequence[Encoded] = ()) -> SequenceSmoothing:
         """The objective, knowing the vocabulary and, for CIDEr, how many training targets have each n-gram."""
         documents = None
+        if (
+            self.vocabulary == "references"
+            and examples
+            and not any(len(each.references) for each in examples)
+        ):
+            raise InputError(
+                'no training example has references beside its target, so vocabulary "references" would be the target\'s own tokens'
+            )
+        known = special(codec)
+        self.refuse_crowds(codec.sizes.target - len(known))
         if self.reward == "cider":
             if not examples:
                 raise InputError("CIDEr counts n-grams in training examples, and none were given")
             documents = Documents.of((example.target for example in examples), codec.symbols.eos)
         fitted = copy.copy(self)
-        object.__setattr__(fitted, "known", Known(codec.sizes.target, special(codec), documents))
+        object.__setattr__(fitted, "known", Known(codec.sizes.target, known, documents))
         return fitted
+
+    def refuse_crowds(self, tokens: int) -> None:
+        """Complain where edit proposals from so many tokens would make outputs of insertions, too long for any model."""
+        tau = self.tau if self.proposal_tau is None else self.proposal_tau
+        if self.proposal != "edit" or self.vocabulary != "all" or self.off:
+            return
+        if tokens * math.exp(-1 / tau) >= CROWDED:
+            raise InputError(
+                f"edit proposals at temperature {tau:g} from {tokens} tokens would be mostly insertions: "
+                f"take a proposal_tau below {1 / math.log(tokens / CROWDED):.3f}"
+            )
 
     def __call__(self, model: StepDecoder, batch: Batch, *, progress: Progress, rng: torch.Generator) -> Loss:
         require(model, "sequence_smoothing", "start", "embed", "advance", "score")
@@ -183,7 +210,11 @@ class SequenceSmoothing:
         gold = batch.gold.masked_fill(~batch.mask, END)
         tau = self.tau if self.proposal_tau is None else self.proposal_tau
         parts = gold, editable(batch), self.pool(batch, size), tau
-        return HammingProposal(*parts) if self.proposal == "hamming" else EditProposal(*parts, INSERTIONS)
+        if self.proposal == "hamming":
+            return HammingProposal(*parts)
+        proposal = EditProposal(*parts, INSERTIONS)
+        proposal.check()
+        return proposal
 
     def draws(self, model: StepDecoder, batch: Batch, state: DecoderState, keys: Tensor) -> Draws:
         """``samples`` outputs of each example by its key [B], and their weights ω (eqs. 8 and 11)."""
@@ -203,6 +234,7 @@ class SequenceSmoothing:
             d = distances(self.reward, outputs, around.gold, end, documents)
             weights = torch.softmax(-d / self.tau - around.log_prob(outputs), dim=1)  # ω ∝ r / q (eq. 11)
             metrics["distance"] = ((weights * d).sum().float(), examples)
+            metrics["drawn_distance"] = (d.mean(dim=1).sum().float(), examples)
         if self.proposal == "hamming":
             changes = (outputs != around.gold.unsqueeze(1)).sum()
         else:

@@ -16,7 +16,7 @@ from unforced.models.protocol import StepDecoder, require
 from unforced.objectives._feeding import asking
 from unforced.objectives._nearest import Near, near_target, near_words
 from unforced.objectives._smoothed import Target, one_hot, smoothed_nll
-from unforced.objectives._vectors import co_occurrence, read_vectors, special, units
+from unforced.objectives._vectors import co_occurrence, read_vectors, special, units, unused
 from unforced.objectives.cross_entropy import gold_scores, negative_log_likelihood, token_metrics
 from unforced.types import Batch, Encoded, Loss, Progress, Symbols
 
@@ -24,11 +24,13 @@ WORDS = ("uniform", "model", "co-occurrence")  # what ``vectors`` may be instead
 
 
 class Smoothed(NamedTuple):
-    """Targets of N positions, with the mass [N] that words beside the ``nearest`` have in r, and the entropy [N] of r."""
+    """Targets of N positions, with the mass [N] that words beside the ``nearest`` have in r, the entropy [N] of r, and which of
+    the positions have a vector [N]."""
 
     target: Target
     rest: Tensor
     entropy: Tensor
+    there: Tensor
 
 
 @dataclass
@@ -36,6 +38,7 @@ class Known:
     """What a fitted objective knows of the vocabulary: which ids mean nothing, and either the words near each or vectors."""
 
     special: frozenset[int]
+    never: frozenset[int]  # of these, those that no output has
     there: Tensor | None = None  # [V] bool: which words have a vector
     units: Tensor | None = None  # [V,E], unless ``near`` is there
     near: Near | None = None  # of all V words
@@ -46,7 +49,7 @@ class Known:
         if device not in self.moved:
             parts = (self.there, self.units, self.near)
             moved = (None if part is None else part.to(device) for part in parts)
-            self.moved[device] = Known(self.special, *moved)  # type: ignore[arg-type]
+            self.moved[device] = Known(self.special, self.never, *moved)  # type: ignore[arg-type]
         return self.moved[device]
 
 
@@ -57,8 +60,9 @@ class TokenSmoothing:
         r(w | y) = exp(−d(w, y) / τ) / Z,  d(w, y) = 1 − cosine of their vectors
 
     and α times that with 1 − α times cross-entropy (eq. 13). ``tau`` is τ and ``mix`` is α. τ = 0 is cross-entropy, and the
-    larger τ, the more is given away, in large vocabularies very soon (the metric ``moved`` says how much). The total leaves out the entropy of r, which no weight moves, so
-    that it compares with cross-entropy; the metric ``kl`` is the divergence for each token.
+    larger τ, the more is given away, in large vocabularies very soon (the metric ``moved`` says how much). The total leaves out
+    the entropy of r, which no weight moves, so that it compares with cross-entropy; the metric ``kl`` is the divergence for
+    each token.
 
     ``vectors`` says where they come from:
 
@@ -77,7 +81,7 @@ class TokenSmoothing:
 
     ``nearest`` words of each are kept, itself among them; the mass that all others have by r is counted exactly and spread
     evenly over them. "none" keeps all: exact, and as dear as the vocabulary is large. The metric ``moved`` is the mass
-    that tokens give away, ``rest`` what of it goes to words that are not kept.
+    that tokens give away, ``rest`` what of it goes to words that are not kept, ``covered`` the share of tokens that have a vector.
 
     >>> from unforced.objectives.token_smoothing import TokenSmoothing
     >>> TokenSmoothing(tau=0.05, vectors="co-occurrence").nearest
@@ -107,18 +111,18 @@ class TokenSmoothing:
         return fitted
 
     def learnt(self, codec: Any, examples: Sequence[Encoded]) -> Known:
-        means = special(codec)
+        means, never = special(codec), unused(codec)
         if self.vectors in ("uniform", "model"):
-            return Known(means)
+            return Known(means, never)
         if self.vectors == "co-occurrence":
             targets = (example.target for example in examples)
             found, there = co_occurrence(targets, codec.sizes.target, means)
         else:
             found, there = read_vectors(self.vectors, codec.token_names(), means)
         if self.nearest is None or self.off:
-            return Known(means, there, found)
+            return Known(means, never, there, found)
         every = torch.arange(len(there))
-        return Known(means, there, near=near_words(found, there, every, self.tau, self.nearest))
+        return Known(means, never, there, near=near_words(found, there, every, self.tau, self.nearest))
 
     def __call__(self, model: StepDecoder, batch: Batch, *, progress: Progress, rng: torch.Generator) -> Loss:
         require(model, "token_smoothing", "start", "embed", "advance", "score")
@@ -146,11 +150,12 @@ class TokenSmoothing:
         if self.vectors == "uniform":
             return self.uniform(tokens, size, symbols, dtype)
         there, found, near = self.compared(model, size, symbols, tokens.device)
+        covered = there[tokens]
         if near is None:
             distinct, tokens = tokens.unique(return_inverse=True)
             near = near_words(found.to(dtype), there, distinct, self.tau, self.nearest)
         mine = Near(near.tokens[tokens], near.weights[tokens])  # [N,n]
-        return Smoothed(*near_target(mine, there, dtype, self.mix))
+        return Smoothed(*near_target(mine, there, dtype, self.mix), covered)
 
     def compared(
         self, model: StepDecoder, size: int, symbols: Symbols, device: torch.device
@@ -174,7 +179,8 @@ class TokenSmoothing:
 
     def uniform(self, tokens: Tensor, size: int, symbols: Symbols, dtype: torch.dtype) -> Smoothed:
         """The same with d = 1 between all words that can be emitted: a word's own mass, and an even share for all."""
-        there = words(size, frozenset(symbols.banned), tokens.device)
+        never = frozenset() if self.known is None else self.known.never
+        there = words(size, never | frozenset(symbols.banned), tokens.device)
         count, inside = int(there.sum()), there[tokens].to(dtype)
         e = torch.exp(torch.tensor(-1 / self.tau, dtype=dtype, device=tokens.device))
         each = inside * e / (1 + (count - 1) * e)  # r of every other word: [N]
@@ -182,7 +188,7 @@ class TokenSmoothing:
         entropy = -torch.special.xlogy(own, own) - (count - 1) * torch.special.xlogy(each, each)
         weights = (1 - self.mix * count * each).unsqueeze(1)
         found = Target(tokens.unsqueeze(1), weights, self.mix * count * each, there.to(dtype) / count)
-        return Smoothed(found, (count - 1) * each, entropy)
+        return Smoothed(found, (count - 1) * each, entropy, inside)
 
     def metrics(
         self, losses: Tensor, nll: Tensor, smoothed: Smoothed, tokens: Tensor
@@ -198,6 +204,7 @@ class TokenSmoothing:
             "kl": ((cross - smoothed.entropy).sum().float(), count),
             "moved": (((1 - own) / self.mix).sum().float(), count),
             "rest": (smoothed.rest.sum().float(), count),
+            "covered": (smoothed.there.sum().float(), count),
         }
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from unforced.errors import InputError
-from unforced.metrics.bleu import Bleu
+from unforced.metrics.bleu import Bleu, ShortBleu
 from unforced.metrics.cider import Cider
 from unforced.metrics.protocol import Metric
 from unforced.tasks.arrays import read_npz
@@ -37,15 +37,16 @@ def tokenize(caption: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Captions:
-    """Pictures to captions, judged by BLEU and CIDEr-D on lower-cased words.
+    """Pictures to captions, judged by CIDEr-D, which picks the checkpoint, BLEU-4 and BLEU-1, on lower-cased words.
 
     Without further options these are 24×24 emoji in two drawing styles, and their names in ``language``. ``images`` names an
     ``.npz`` of one's own instead, with an array x [N,H,W] or [N,H,W,C] of uint8, and ``captions`` a JSON-lines file whose
     i-th object describes x[i]: "split" is "train", "dev" or "test" and ``caption_key`` holds a caption or a list of them.
-    For training each caption is an example; else each picture is one. All captions of a picture are its references.
+    For training each caption is an example; else each picture is one. All captions of a picture are its references; in the training
+    part English emoji have their tags as one more, so that there are words to put in the place of others.
 
-    >>> Captions().metrics()[1].name
-    'cider'
+    >>> [metric.name for metric in Captions().metrics()]
+    ['cider', 'bleu', 'bleu_1']
     """
 
     language: Literal["en", "de"] = "en"
@@ -75,9 +76,10 @@ class Captions:
         if self.images is None or self.captions is None:
             image_path, caption_path = find(EMOJI, "images_24x24_rgb.npz"), find(EMOJI, "captions.jsonl.gz")
             key, names = f"caption_{self.language}", ("hex", "vendor")
+            tags = "tags_en" if self.language == "en" else None
         else:
             image_path, caption_path = Path(self.images).expanduser(), Path(self.captions).expanduser()
-            key = self.caption_key
+            key, tags = self.caption_key, None
         pixels = _pixels(image_path)
         dropped: dict[str, int] = {}
         examples: list[Example] = []
@@ -93,7 +95,8 @@ class Captions:
                 count(dropped, "in another split")
                 continue
             name = " ".join(str(record[n]) for n in names) or f"picture {index}"
-            examples.extend(self._examples(split, Picture(name, pixels[index]), texts, dropped))
+            beside = " ".join(map(str, record.get(tags) or ())) if tags and split == "train" else ""
+            examples.extend(self._examples(split, Picture(name, pixels[index]), texts, dropped, beside))
         if index + 1 < len(pixels):
             raise InputError(
                 f"{caption_path} describes {index + 1} of {len(pixels)} pictures in {image_path}."
@@ -103,9 +106,12 @@ class Captions:
         return limited(examples, dropped, getattr(self, f"{split}_limit"))
 
     def _examples(
-        self, split: Split, picture: Picture, texts: Sequence[str], dropped: dict[str, int]
+        self, split: Split, picture: Picture, texts: Sequence[str], dropped: dict[str, int], beside: str = ""
     ) -> list[Example]:
-        """What one picture gives: an example for each caption in training, else one with all of them."""
+        """What one picture gives: an example for each caption in training, else one with all of them.
+
+        The words ``beside`` the captions are a reference as well.
+        """
         tokenized = [text for text in map(tokenize, texts) if text]
         if not tokenized:
             count(dropped, "empty caption")
@@ -115,7 +121,8 @@ class Captions:
         short = [text for text in tokenized if self.longest is None or len(text.split()) <= self.longest]
         for _ in range(len(tokenized) - len(short)):
             count(dropped, "too long")
-        return [Example(picture, text, tuple(tokenized)) for text in short]
+        references = (*tokenized, tokenize(beside)) if tokenize(beside) else tuple(tokenized)
+        return [Example(picture, text, references) for text in short]
 
     def fit(self, train: Sequence[Example]) -> PictureCodec:
         if not train:
@@ -128,7 +135,9 @@ class Captions:
         return PictureCodec.from_json(data)
 
     def metrics(self) -> tuple[Metric, ...]:
-        return (Bleu(tokenize="none", references=1 if self.images is None else None), Cider())
+        references = 1 if self.images is None else None
+        of_words = (kind(tokenize="none", references=references) for kind in (Bleu, ShortBleu))
+        return (Cider(), *of_words)
 
 
 def _pixels(path: Path) -> np.ndarray:

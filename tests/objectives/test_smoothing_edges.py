@@ -1,0 +1,231 @@
+"""Loss smoothing at its edges: rows with several ends, scores of −inf, odd files of vectors, ids that mean nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from unforced.errors import InputError
+from unforced.models.toy import Toy
+from unforced.objectives._nearest import near_words
+from unforced.objectives._outputs import END, first_equal
+from unforced.objectives._rewards import distances
+from unforced.objectives._vectors import read_vectors, spellings, unused
+from unforced.objectives.cross_entropy import CrossEntropy
+from unforced.objectives.label_smoothing import LabelSmoothing
+from unforced.objectives.sequence_smoothing import SequenceSmoothing
+from unforced.objectives.token_smoothing import TokenSmoothing
+from unforced.types import Batch, Encoded, Loss, Progress, Sizes, Symbols
+
+SYMBOLS = Symbols(pad=0, bos=1, eos=2, banned=(0, 1))
+SIZE = 8
+
+
+def rows(*golds: list[int]) -> Batch:
+    width = max(map(len, golds))
+    gold = torch.tensor([[*g, *[0] * (width - len(g))] for g in golds])
+    mask = torch.arange(width) < torch.tensor([[len(g)] for g in golds])
+    return Batch.of_gold(gold, mask, SYMBOLS, ids=torch.arange(len(golds)))
+
+
+def model() -> Any:
+    torch.manual_seed(1)
+    made = Toy().build(Sizes(target=SIZE))
+    with torch.no_grad():
+        made.table.normal_()
+    return made.double()
+
+
+def loss_of(objective: Any, network: Any, batch: Batch) -> Loss:
+    return objective(network, batch, progress=Progress(0, 0.0, 1), rng=torch.Generator().manual_seed(1))
+
+
+def codec(names: tuple[str, ...] = ("<pad>", "<bos>", "<eos>", "a", "b", "c", "d", "e")) -> Any:
+    return SimpleNamespace(symbols=SYMBOLS, sizes=Sizes(target=len(names)), token_names=lambda: names)
+
+
+# ---- rows with several ends ----
+
+
+def test_only_the_last_end_is_left_out_of_rewards() -> None:
+    gold = torch.tensor([[5, 2, 6, 7, 4, 2]])
+    other = torch.tensor([[[5, 2, 6, 7, 5, 2], [5, 2, 6, 7, 4, 2]]])
+    assert distances("hamming", other, gold, end=2).tolist() == [[1.0, 0.0]]
+    assert distances("edit", other, gold, end=2).tolist() == [[1.0, 0.0]]
+    bleu = distances("bleu", other, gold, end=2)[0].tolist()
+    assert bleu[0] > 0.1
+    assert bleu[1] == 0.0
+    short = torch.tensor([[[5, 2, END, END, END, END]]])
+    assert distances("edit", short, gold, end=2).item() == 4
+
+
+def test_edit_proposals_refuse_several_ends_and_crowds() -> None:
+    objective = SequenceSmoothing(reward="edit", proposal="edit", samples=2, tau=0.05)
+    with pytest.raises(InputError, match="no end symbol but at their ends"):
+        loss_of(objective, model(), rows([5, 2, 6, 2]))
+    assert loss_of(objective, model(), rows([5, 6, 2], [4, 2])).total.isfinite()
+    crowded = SequenceSmoothing(reward="edit", proposal="edit", samples=2, tau=2.0)
+    with pytest.raises(
+        InputError, match=r"5 tokens would be mostly insertions: take a proposal_tau below 0\.621"
+    ):
+        crowded.fitted(codec())
+    assert SequenceSmoothing(reward="edit", proposal="edit", samples=2, tau=2.0, proposal_tau=0.6).fitted(
+        codec()
+    )
+
+
+def test_references_must_be_there_somewhere() -> None:
+    objective = SequenceSmoothing(vocabulary="references")
+    with pytest.raises(InputError, match="no training example has references beside its target"):
+        objective.fitted(codec(), [Encoded(None, [3, 2])])
+    assert objective.fitted(codec(), [Encoded(None, [3, 2]), Encoded(None, [4, 2], (4, 5))])
+
+
+def test_the_distance_of_samples_as_they_are_drawn_is_told() -> None:
+    batch = rows([3, 4, 5, 6, 2], [7, 6, 5, 2])
+    for tau, near in ((0.02, True), (5.0, False)):  # too large a τ prefers what is far
+        objective = SequenceSmoothing(reward="bleu", tau=tau, proposal_tau=0.4, samples=40)
+        metrics = loss_of(objective, model(), batch).metrics
+        assert (metrics["distance"][0] < metrics["drawn_distance"][0]) == near
+
+
+def test_equal_outputs_among_many() -> None:
+    outputs = torch.randint(0, 2, (3, 40, 4), generator=torch.Generator().manual_seed(1))
+    found = first_equal(outputs)
+    for b in range(3):
+        lists = outputs[b].tolist()
+        assert found[b].tolist() == [lists.index(row) for row in lists]
+
+
+# ---- scores of −inf, and temperatures that are next to nothing ----
+
+
+class Certain:
+    """A model that rules out what can't be emitted."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def score(self, features: Tensor) -> Tensor:
+        scores: Tensor = self.inner.score(features)
+        return scores.index_fill(-1, torch.tensor(SYMBOLS.banned), -torch.inf)
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [
+        CrossEntropy(),
+        LabelSmoothing(),
+        TokenSmoothing(vectors="uniform", tau=0.5),
+        TokenSmoothing(vectors="model", tau=0.5, nearest=2),
+        SequenceSmoothing(lazy=True, samples=None, tau=0.5),
+        SequenceSmoothing(tau=0.5, samples=3),
+    ],
+)
+def test_what_is_ruled_out_has_no_part_in_a_loss(objective: Any) -> None:
+    network, batch = model(), rows([3, 4, 5, 2], [6, 2])
+    found = loss_of(objective, Certain(network), batch)
+    with torch.no_grad():
+        low = network.table.detach().clone()
+        low[:, list(SYMBOLS.banned)] = -1e4
+    (gradient,) = torch.autograd.grad(found.total, network.table)
+    assert gradient.isfinite().all()
+    network.table.data.copy_(low)
+    wanted = loss_of(objective, network, batch).total
+    if objective != TokenSmoothing(vectors="model", tau=0.5, nearest=2):  # whose vectors are the table's
+        assert found.total.item() == pytest.approx(wanted.item(), rel=1e-9)
+
+
+def test_parallel_vectors_at_next_to_no_temperature() -> None:
+    units = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    near = near_words(units, units.any(dim=1), torch.arange(3), tau=1e-50, count=2)
+    assert near.weights.tolist() == [[0.5, 0.5], [0.5, 0.5], [1.0, 0.0]]
+
+
+# ---- vectors ----
+
+
+def test_a_word_that_begins_with_a_mark_makes_no_pieces() -> None:
+    names = ["woman", "man", "Ġunju", *(f"word{i}" for i in range(20))]
+    assert spellings(names)[:3] == [("woman",), ("man",), ("Ġunju", "ġunju")]
+    assert spellings(["Ġ", "an", "Ġman", *(f"b{i}" for i in range(40))])[:3] == [(), (), ("man",)]
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ("man 0.9 0.1\nwoman 0.9 0.1 0.4\n", ":2: a word and 2 numbers wanted, 4 cells found"),
+        ("300 2\nman 0.9 0.1\n", "is cut off: its first line promises 300 words, and it has 1"),
+        ("man 0 0\n", "none of the 2 tokens of the data has a vector"),
+    ],
+)
+def test_odd_texts_are_refused(content: str, complaint: str, tmp_path: Path) -> None:
+    path = tmp_path / "vectors.txt"
+    path.write_text(content)
+    with pytest.raises(InputError, match=complaint):
+        read_vectors(path, ["man", "woman"])
+
+
+def test_marks_blanks_and_large_and_small_numbers_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "vectors.txt"
+    path.write_bytes(b"\xef\xbb\xbfman  1e38 1e38\nwoman 3e-30  4e-30\nnew york 1 0\n")
+    vectors, there = read_vectors(path, ["man", "woman", "new york"])
+    assert there.all()
+    torch.testing.assert_close(vectors, torch.tensor([[0.5**0.5, 0.5**0.5], [0.6, 0.8], [1.0, 0.0]]))
+
+
+def test_odd_archives(tmp_path: Path) -> None:
+    path = tmp_path / "vectors.npz"
+    np.savez(path, words=np.array(["man"]), matrix=np.array([[3, 4]]))
+    vectors, _ = read_vectors(path, ["man"])
+    torch.testing.assert_close(vectors, torch.tensor([[0.6, 0.8]]))
+    np.savez(path, words=np.array(["man"]), matrix=np.zeros((1, 0)))
+    with pytest.raises(InputError, match="has a vector"):
+        read_vectors(path, ["man"])
+    with open(path, "wb") as handle:
+        np.save(handle, np.zeros((1, 2)))
+    with pytest.raises(InputError, match="not a zip archive"):
+        read_vectors(path, ["man"])
+    np.savez(path, words=np.array(["man"], dtype=object), matrix=np.zeros((1, 2)))
+    with pytest.raises(InputError, match="an array of objects") as refused:
+        read_vectors(path, ["man"])
+    assert "allow_pickle" not in str(refused.value)
+
+
+# ---- ids that mean nothing ----
+
+
+def test_ids_without_a_name_get_no_mass() -> None:
+    known = codec(("<pad>", "<bos>", "<eos>", "a", "b", "c", "", ""))
+    assert unused(known) == {0, 1, 6, 7}
+    tokens, scores = torch.tensor([3, 4]), torch.zeros(2, SIZE, dtype=torch.float64)
+    for vectors in ("uniform", "model"):
+        objective = TokenSmoothing(vectors=vectors, tau=5.0, nearest=None).fitted(known)
+        target = objective.smoothed(model(), SYMBOLS, tokens, scores).target
+        dense = torch.zeros_like(scores).scatter_add_(1, target.tokens, target.weights.double())
+        if target.rest is not None and target.share is not None:
+            dense += target.rest.unsqueeze(1) * target.share
+        assert (dense[:, [0, 1, 6, 7]] == 0).all()
+        assert (dense[:, [3, 4, 5]] > 0.1).all()
+        assert bool((dense[:, 2] > 0).all()) == (
+            vectors == "uniform"
+        )  # the end symbol shares in label smoothing alone
+    pool = SequenceSmoothing().fitted(known).pool(rows([3, 2]), SIZE)
+    assert pool.ids.tolist() == [3, 4, 5]
+
+
+def test_how_many_tokens_have_a_vector_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "vectors.txt"
+    path.write_text("a 1 0\nb 0.8 0.6\n")
+    objective = TokenSmoothing(vectors=str(path), tau=0.5).fitted(codec())
+    total, count = loss_of(objective, model(), rows([3, 4, 5, 2])).metrics["covered"]
+    assert float(total / count) == 0.5
