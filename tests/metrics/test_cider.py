@@ -81,6 +81,16 @@ def test_equals_the_formula_with_dense_vectors(corpus):
     assert Cider().statistics(outputs, answers)[:, 0] == pytest.approx(dense(outputs, answers), abs=1e-9)
 
 
+@given(st.lists(st.tuples(captions, st.lists(captions, min_size=1, max_size=3)), min_size=2, max_size=6))
+@settings(max_examples=60, deadline=None)
+def test_equals_the_scorer_of_coco_captions(corpus):
+    from pycocoevalcap.cider.cider import Cider as Coco
+
+    outputs, answers = zip(*corpus)
+    _, wanted = Coco().compute_score(dict(enumerate(answers)), {i: [text] for i, text in enumerate(outputs)})
+    assert Cider().statistics(outputs, answers)[:, 0] == pytest.approx(wanted, abs=1e-9)
+
+
 def test_a_perfect_caption_of_four_words_scores_a_thousand():
     captions = ["a big red heart", "two small blue squares"]
     metric = Cider()
