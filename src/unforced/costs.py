@@ -131,6 +131,8 @@ class Table:
             raise InputError(
                 f"a table of costs for gold of the shape {tuple(batch.gold.shape)} can't have the shape {tuple(found.shape)}"
             )
+        if not bool(found[batch.mask].isfinite().all()):
+            raise InputError("a table of costs must be finite, and this one has NaN or infinite entries")
         behind = torch.ones_like(found[0, 0])
         behind[batch.symbols.pad] = 0
         found = torch.where(batch.mask.unsqueeze(2), found, behind)[:, :steps]
@@ -138,4 +140,8 @@ class Table:
         return torch.cat([found, rest], dim=1)
 
     def __call__(self, now: Tensor, tokens: Tensor) -> Tensor:
+        if now.shape[1] <= int(tokens.max()):
+            raise InputError(
+                f"a table of costs for {now.shape[1]} tokens has none for the token {int(tokens.max())}"
+            )
         return now.gather(1, tokens)

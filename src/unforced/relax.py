@@ -104,7 +104,9 @@ def soft_top_k(scores: Tensor, k: int, alpha: float) -> Tensor:
     >>> soft_top_k(torch.tensor([0.0, 3.0, 1.0]), 2, alpha=10.0).argmax(dim=-1)
     tensor([1, 2])
     """
-    return around(scores, scores.topk(k).values, alpha).exp()
+    if not 1 <= k <= scores.shape[-1]:
+        raise InputError(f"k must lie between 1 and {scores.shape[-1]}, the number of scores, not {k}")
+    return around(scores, scores.topk(k).values, checked_alpha(alpha)).exp()
 
 
 def around(scores: Tensor, peaks: Tensor, alpha: float, there: Tensor | None = None) -> Tensor:

@@ -17,6 +17,7 @@ from toy_training import Exact, Noisy, Poisoned, content, job
 
 from unforced.errors import InputError
 from unforced.objectives.label_smoothing import LabelSmoothing
+from unforced.objectives.minimum_risk import MinimumRisk
 from unforced.training import checkpoints
 from unforced.training.loop import train
 from unforced.training.options import Training
@@ -300,6 +301,19 @@ def test_signals_are_handled_in_the_main_thread_alone(folder: Path) -> None:
     assert done[0].reason == "epochs"
     train(job(options=Training(**SHORT)), folder / "b", quiet=True)
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+
+
+def test_refining_a_model_that_is_not_trained_is_noted(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = job(options=Training(**SHORT))
+    said = "MinimumRisk refines trained models: unless this one is, give a training.warm_start"
+    train(replace(made, objective=MinimumRisk(samples=2)), folder / "risk")
+    assert said in capsys.readouterr().err
+    train(job(options=Training(**SHORT)), folder / "plain")
+    again = Training(**SHORT, warm_start=str(folder / "plain"))
+    train(replace(job(options=again), objective=MinimumRisk(samples=2)), folder / "warm")
+    assert "refines" not in capsys.readouterr().err
 
 
 def test_lines_for_those_without_a_terminal(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

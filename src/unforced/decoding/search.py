@@ -9,7 +9,7 @@ advance and to score, to let examples leave the batch when they have finished, a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -141,6 +141,7 @@ def search(
         state = DecoderState(None, None)
     state = rows.repeat(model.start(batch) if state is None else state, copies)
     running, t, width, nearest = limits > 0, 0, 1, 0
+    calm = not getattr(model, "training", True)  # steps that are made again are made in the same mode
     while True:
         if not examples or not running.all():  # examples leave the batch
             left, stay = (~running).nonzero().squeeze(1), running.nonzero().squeeze(1)
@@ -164,7 +165,16 @@ def search(
                 trace.append((alive, record))
         else:
             state, memory, move = checkpoint(
-                _steps, model, selector, range(t, t + count), width, state, move, memory, use_reentrant=False
+                _steps,
+                model,
+                selector,
+                range(t, t + count),
+                width,
+                state,
+                move,
+                memory,
+                calm,
+                use_reentrant=False,
             )
             running = torch.ones_like(alive, dtype=torch.bool)
         running = running if last is None else running & ~last
@@ -198,9 +208,10 @@ def _steps(
     state: DecoderState,
     move: Move,
     memory: Any,
+    calm: bool,
 ) -> tuple[DecoderState, Any, Move]:
     """A stretch of steps, nobody's last but the last."""
-    with stepping(model):
+    with undropped(model) if calm else nullcontext(), stepping(model):
         for t in times:
             state, (memory, move, _, _) = step(model, selector, t, width, state, move, memory, None)
     return state, memory, move
@@ -273,6 +284,28 @@ def hypotheses(
     if found.copies == 1:
         return flat
     return Hypotheses(*(leaf.unflatten(0, (-1, found.copies)).squeeze(2) for leaf in flat))
+
+
+@contextmanager
+def undropped(model: Any) -> Iterator[None]:
+    """With dropout off and gradients on; every module's mode is as before when it ends.
+
+    Recurrent modules stay in training mode, which their gradients need on some devices, with their own dropout at 0.
+    """
+    modules = list(model.modules()) if isinstance(model, nn.Module) else []
+    training = [module for module in modules if module.training]
+    recurrent = [(module, module.dropout) for module in training if isinstance(module, nn.RNNBase)]
+    try:
+        for module in training:
+            module.training = isinstance(module, nn.RNNBase)
+        for module, _ in recurrent:
+            module.dropout = 0.0
+        yield
+    finally:
+        for module in training:
+            module.training = True
+        for module, share in recurrent:
+            module.dropout = share
 
 
 @contextmanager

@@ -125,7 +125,10 @@ class SoftTop:
         offer = Offer(so_far, filled & (running > LEAST), scores, extra, self.constraints.banned_at(t))
         if self.constraints.eos is None:
             return offer
-        return offer._replace(pad=self.constraints.pad, stayed=s + ended, stays=filled & (ended > LEAST))
+        stayed, pad = s + ended, self.constraints.pad
+        if extra is not None:
+            stayed = stayed + extra[:, pad : pad + 1]  # padding where the gold goes on costs, too
+        return offer._replace(pad=pad, stayed=stayed, stays=filled & (ended > LEAST))
 
     def go_on(
         self, chosen: Chosen, size: torch.Size, memory: SoftMemory, now: Tensor | None, dtype: torch.dtype
@@ -226,7 +229,8 @@ class SoftBeam:
         require(model, "soft_beam", "start", "embed", "embed_mix", "advance", "score")
         check_end(batch.symbols)
         constraints = Constraints.of(batch, self.min_length, self.scores)
-        selector = SoftTop(constraints, self.beam, self.alpha, self.keep, self.tolerance, tracing=True)
+        alpha = checked_alpha(self.alpha)
+        selector = SoftTop(constraints, self.beam, alpha, self.keep, self.tolerance, tracing=True)
         with evaluating(model):
             found = search(model, batch, selector, limits(batch, self.min_length, self.max_length))
             return read_back(found, batch)

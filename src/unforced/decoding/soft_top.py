@@ -5,7 +5,8 @@ enough to weigh the M best. Were all the others as good as the worst of these, t
 
     (k·V − M) · exp(−α (s̃_(M) − m_i)²) / Z_i
 
-with Z_i summed over those weighed, so it is at most that. M grows until this bound is under a tolerance for every i.
+with Z_i summed over those weighed, so it is at most that, as long as no m_i lies below s̃_(M) (padding and banned tokens can bring
+that about). M grows until this bound is under a tolerance for every i.
 """
 
 from __future__ import annotations
@@ -151,7 +152,10 @@ def _bound(found: Candidates, peaks: Tensor, log_z: Tensor, alpha: float) -> Ten
     others = math.log(found.left) - alpha * (found.worst.unsqueeze(1) - peaks).square()
     bound = (others - log_z).amax(dim=1).exp()
     few = (found.there.sum(dim=1) < peaks.shape[1]) & (found.worst > -torch.inf)
-    return bound.masked_fill(few, torch.inf)  # those left out would fill the empty places
+    below = (peaks < found.worst.unsqueeze(1)).any(dim=1)  # banned tokens took the places of better ones
+    return bound.masked_fill(
+        few | below, torch.inf
+    )  # those left out would fill the empty places, or be peaks
 
 
 def _precision(scores: Tensor, count: int) -> torch.dtype:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -185,6 +185,8 @@ class BeamSearchOptimization:
     >>> BeamSearchOptimization(beam=3, scores="local").margin
     1.0
     """
+
+    refines: ClassVar[bool] = True  # from random weights it learns little
 
     beam: int | Schedule = 5  # hypotheses beside the gold, rounded down
     margin: float = 1.0  # by which the gold must outscore the last of them

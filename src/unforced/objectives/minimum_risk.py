@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -67,6 +67,8 @@ class MinimumRisk:
     0.005
     """
 
+    refines: ClassVar[bool] = True  # from random weights it learns little
+
     samples: int = 20  # outputs drawn for each example
     alpha: float | Schedule = 0.005  # sharpness of Q
     gold: bool = True  # whether the gold is a candidate
@@ -81,6 +83,10 @@ class MinimumRisk:
         check_values(self.alpha, checked_alpha)
         if not callable(self.cost):
             check_choice("cost", self.cost, Kind)
+        elif hasattr(self.cost, "prepare"):
+            raise InputError(
+                f"minimum_risk judges whole outputs, and {type(self.cost).__name__} single tokens"
+            )
         if not self.gold and self.samples < 2:
             raise InputError(
                 "samples must be at least 2 without the gold: a lone candidate has nothing to lose to"

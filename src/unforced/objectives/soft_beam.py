@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from unforced.costs import Cost, Hamming, fitted_cost
 from unforced.decoding.constraints import Constraints
-from unforced.decoding.search import search
+from unforced.decoding.search import search, undropped
 from unforced.decoding.soft_beam import SoftMemory, SoftTop, check_end, check_soft
 from unforced.errors import InputError, check_choice
 from unforced.masking import widened
@@ -38,8 +39,11 @@ class SoftBeam:
     ``scores`` "local" are log-probabilities, "global" the model's scores as they are. ``alpha`` is a number or a schedule.
     ``cost`` says what each token costs. ``keep`` is how many continuations of all hypotheses of an example are weighed
     at a step, at first: more are taken until what is left out has at most ``tolerance`` of the weight in any hypothesis
-    (the metric ``bound`` is the largest such bound, ``kept`` how many were weighed); ``"none"`` always weighs all.
-    ``checkpoint`` keeps only every √T-th step for the backward pass and makes the others again.
+    (the metric ``bound`` is the mean over examples of the largest such bound, ``kept`` how many were weighed); ``"none"`` always
+    weighs all. The metric ``cost`` is Σ_i w_i D_i of what was searched: with "hinge", of a search for costly outputs.
+    ``checkpoint`` keeps only every √T-th step for the backward pass and makes the others again. ``dropout`` says whether it is on in
+    the decoder; the encoder has it as it trains. It would fall differently on every hypothesis, step and the gold, so that the
+    search ranks by chance, and a margin would mostly measure that.
 
     Start from a model trained with cross-entropy or ``self_normalized``: from random weights this learns little. The total
     is a sum over examples, divided by the number of gold tokens.
@@ -50,6 +54,7 @@ class SoftBeam:
     """
 
     stepwise: ClassVar[bool] = True  # the model is stepped through as it trains
+    refines: ClassVar[bool] = True  # from random weights it learns little
 
     beam: int = 3  # hypotheses
     alpha: float | Schedule = SHARPENING  # inverse temperature
@@ -60,6 +65,7 @@ class SoftBeam:
     tolerance: float = 1e-4  # of the weight that those left out may have
     beyond: int = 0  # steps behind the gold's end, where outputs end
     checkpoint: bool = False  # whether steps are made again in the backward pass, to save memory
+    dropout: bool = False  # whether it is on in the decoder
 
     def __post_init__(self) -> None:
         check_soft(self.beam, self.keep, self.tolerance)
@@ -81,13 +87,15 @@ class SoftBeam:
         check_end(batch.symbols)
         alpha, state = checked_alpha(at(self.alpha, progress)), model.start(batch)
         steps = batch.mask.sum(dim=1) + (0 if batch.symbols.eos is None else self.beyond)  # [B]
-        end = self.searched(model, batch, state, steps, alpha)
+        with nullcontext() if self.dropout else undropped(model):
+            end = self.searched(model, batch, state, steps, alpha)
+            gold = self.gold_score(model, batch, state) if self.loss == "hinge" else None
         weights = peaked_softmax(end.scores.masked_fill(~end.filled, -torch.inf), alpha)  # [B,K]
         costs = (weights * end.costs).sum(dim=1)
         losses = costs
-        if self.loss == "hinge":
+        if gold is not None:
             best = (weights * end.scores).sum(dim=1) + end.offset
-            losses = (best - self.gold_score(model, batch, state)).clamp(min=0.0)
+            losses = (best - gold).clamp(min=0.0)
         tokens, examples = batch.mask.sum().float(), torch.tensor(float(len(batch)), device=steps.device)
         metrics = {
             "cost": (costs.detach().sum().float(), tokens),

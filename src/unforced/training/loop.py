@@ -102,4 +102,8 @@ def _start(trainer: Trainer, job: Job, newest: Path | None) -> None:
     if job.options.warm_start is not None:
         path = RunFolder(job.options.warm_start).best_checkpoint()
         fill_model(job.model, checkpoints.read_model(path), str(path))
+    elif getattr(job.objective, "refines", False):
+        trainer.display.say(
+            f"{type(job.objective).__name__} refines trained models: unless this one is, give a training.warm_start"
+        )
     trainer.start()
