@@ -3,7 +3,7 @@
     python tools/energy_table.py RUNS
 
 RUNS is the folder in which ``unforced compare`` left the comparisons energy_palindromes, energy_hmm, energy_hmm_high and
-energy_phonemes. The table goes to results/energy.md.
+energy_phonemes, or some of them. The table goes to results/energy.md.
 """
 
 from __future__ import annotations
@@ -62,8 +62,9 @@ def main() -> int:
     runs = parser.parse_args().runs
     head = ["strings", "for training", "runs", "true", *COLUMNS]
     table = [head, ["---"] * 2 + ["---:"] * (len(head) - 2)]
-    table += [row for name in SAYS for row in rows(runs / name)]
-    foot = FOOT.format(commands=", ".join(f"`unforced compare {name}`" for name in SAYS))
+    present = [name for name in SAYS if (runs / name / "comparison.json").is_file()]
+    table += [row for name in present for row in rows(runs / name)]
+    foot = FOOT.format(commands=", ".join(f"`unforced compare {name}`" for name in present))
     text = "".join(f"| {' | '.join(row)} |\n" for row in table)
     (ROOT / "results" / "energy.md").write_text(text + foot, encoding="utf-8")
     return 0
