@@ -38,7 +38,7 @@ def panel(comparison: Comparison, truth: float) -> Panel:
     ends = (sizes[0], sizes[-1])
     lines = [Line(SAYS[training], *zip(*sorted(line))) for training, line in points.items()]
     lines.append(Line("the masked model itself (100,000 strings)", ends, (level, level)))
-    lines.append(Line("the true distribution (its entropy)", ends, (truth, truth)))
+    lines.append(Line("the true distribution, on the same test strings", ends, (truth, truth)))
     return Panel(lines, "training strings", "negative log-likelihood of a string, nats", log_x=True)
 
 
@@ -48,7 +48,8 @@ def main() -> int:
     folder = parser.parse_args().comparison
     task = load(folder / "recipe.toml").task
     draw(
-        [panel(read_comparison(folder / "comparison.json"), task.entropy())], ROOT / "docs" / "projection.svg"
+        [panel(read_comparison(folder / "comparison.json"), task.surprise("test"))],
+        ROOT / "docs" / "projection.svg",
     )
     return 0
 
