@@ -207,6 +207,7 @@ def test_odd_archives(tmp_path: Path) -> None:
 def test_ids_without_a_name_get_no_mass() -> None:
     known = codec(("<pad>", "<bos>", "<eos>", "a", "b", "c", "", ""))
     assert unused(known) == {0, 1, 6, 7}
+    assert unused(codec(("",) * 8)) == {0, 1}  # a model without a tokenizer
     tokens, scores = torch.tensor([3, 4]), torch.zeros(2, SIZE, dtype=torch.float64)
     for vectors in ("uniform", "model"):
         objective = TokenSmoothing(vectors=vectors, tau=5.0, nearest=None).fitted(known)

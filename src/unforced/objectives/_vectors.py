@@ -57,7 +57,10 @@ def unused(codec: Any) -> frozenset[int]:
     symbols = codec.symbols
     found = set(symbols.banned) | ({symbols.pad, symbols.bos} - {symbols.eos})
     names = codec.token_names() if hasattr(codec, "token_names") else ()
-    return frozenset(found | {id for id, name in enumerate(names) if not name})
+    nameless = (
+        {id for id, name in enumerate(names) if not name} if any(names) else set()
+    )  # or names aren't known
+    return frozenset(found | nameless)
 
 
 def spellings(names: Sequence[str], without: Collection[int] = ()) -> list[tuple[str, ...]]:
