@@ -47,6 +47,31 @@ class TableModel(nn.Module):
         return mix64((mix64(batch.source + 7) * there * places).sum(dim=1))
 
 
+class InParts(TableModel):
+    """The table behind ``features`` or ``features_at``, and ``score``; counts what is scored, and calls for whole scores."""
+
+    def score(self, features: Tensor) -> Tensor:
+        self.scored += features[..., 0].numel()
+        return features
+
+    def scores(self, batch: Batch, tokens: Tensor, masked: Tensor) -> Tensor:
+        self.whole += 1
+        return super().scores(batch, tokens, masked)
+
+    scored = whole = 0
+
+
+class WithFeatures(InParts):
+    def features(self, batch: Batch, tokens: Tensor, masked: Tensor) -> Tensor:
+        return TableModel.scores(self, batch, tokens, masked)
+
+
+class WithFeaturesAt(InParts):
+    def features_at(self, batch: Batch, tokens: Tensor, masked: Tensor, positions: Tensor) -> Tensor:
+        found = TableModel.scores(self, batch, tokens, masked)
+        return found.gather(1, positions.unsqueeze(2).expand(-1, -1, self.size))
+
+
 class Pair(nn.Module):
     """Goyal (2021), section 6.2.1: y₁ follows y₂ with probability 0.99, y₂ doesn't care. No joint distribution has both."""
 

@@ -21,7 +21,7 @@ from unforced.types import Batch
 
 
 class Inconsistent(Exception):
-    """A sampler decided otherwise than by its ratio."""
+    """A sampler drew otherwise than by the model's conditionals, or decided otherwise than by its ratio."""
 
 
 class Branches(NamedTuple):
@@ -122,7 +122,8 @@ def one_turn(walk: Walk, branches: Branches) -> Branches:
     drawn = torch.where(new_turn.valid, drawn, drawn[:, :1])
     expected = expected.scatter(1, new_turn.positions, drawn)
     counts = (filled >= 0) & info.accepted[new_turn.rows]
-    assert torch.equal(accepted.tokens[new_turn.rows][counts], expected[counts])  # it drew what was put in
+    if not torch.equal(accepted.tokens[new_turn.rows][counts], expected[counts]):
+        raise Inconsistent
     chance = torch.ones(len(spread.weight), dtype=torch.float64)
     chance[new_turn.rows] = first.log_ratio[new_turn.rows].clamp(max=0).exp()
     if bool((~info.accepted & info.active & (chance > 0)).any()):

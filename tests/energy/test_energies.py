@@ -7,7 +7,19 @@ from typing import Any
 
 import pytest
 import torch
-from energy_cases import TableModel, alone, ended, free_of, letters, plain_energy, plain_scores, plain_terms
+from energy_cases import (
+    InParts,
+    TableModel,
+    WithFeatures,
+    WithFeaturesAt,
+    alone,
+    ended,
+    free_of,
+    letters,
+    plain_energy,
+    plain_scores,
+    plain_terms,
+)
 from torch import Tensor, nn
 
 from unforced.energy import energies
@@ -164,30 +176,6 @@ def test_some_terms_only(name: str) -> None:
     assert not energies.terms(model, batch, tokens, where=torch.zeros_like(where)).any()
 
 
-class InParts(TableModel):
-    """The table behind ``features`` or ``features_at``, and ``score``; whole scores would be wrong."""
-
-    def score(self, features: Tensor) -> Tensor:
-        self.scored += features[..., 0].numel()
-        return features
-
-    def scores(self, batch: Batch, tokens: Tensor, masked: Tensor) -> Tensor:
-        raise AssertionError
-
-    scored = 0
-
-
-class WithFeatures(InParts):
-    def features(self, batch: Batch, tokens: Tensor, masked: Tensor) -> Tensor:
-        return TableModel.scores(self, batch, tokens, masked)
-
-
-class WithFeaturesAt(InParts):
-    def features_at(self, batch: Batch, tokens: Tensor, masked: Tensor, positions: Tensor) -> Tensor:
-        found = TableModel.scores(self, batch, tokens, masked)
-        return found.gather(1, positions.unsqueeze(2).expand(-1, -1, self.size))
-
-
 @pytest.mark.parametrize("model", [WithFeatures(6), WithFeaturesAt(6)])
 def test_only_what_is_asked_for_is_scored(model: InParts) -> None:
     batch = ended(ROWS, SOURCES)
@@ -195,6 +183,7 @@ def test_only_what_is_asked_for_is_scored(model: InParts) -> None:
     expected = energies.terms(TableModel(6), batch, tokens)
     torch.testing.assert_close(energies.terms(model, batch, tokens), expected, rtol=0, atol=1e-12)
     assert model.scored == int((expected != 0).sum())
+    assert model.whole == 0
 
 
 class Counting(nn.Module):

@@ -10,6 +10,8 @@ import torch
 from energy_cases import (
     Pair,
     TableModel,
+    WithFeatures,
+    WithFeaturesAt,
     all_states,
     alone,
     ended,
@@ -62,12 +64,14 @@ def wrong(chains: MetropolisWalk, size: int = 5, **rest: Any) -> float:
     return violations(chains, chains.batch, size, chains.moves.energy, **rest).worst
 
 
+@pytest.mark.parametrize("model", [TableModel, WithFeaturesAt])
 @pytest.mark.parametrize("kind", ["raw", "local"])
 @pytest.mark.parametrize("name", VARIANTS)
-def test_detailed_balance_and_stationarity_are_exact(name: str, kind: Any) -> None:
+def test_detailed_balance_and_stationarity_are_exact(name: str, kind: Any, model: type[TableModel]) -> None:
     """Strings of two and of three letters in one batch: every block is reversible, every sweep leaves exp(−E/T)/Z alone."""
     fields = VARIANTS[name]
-    assert wrong(walk(letters(3, [2, 3]), energy=kind, **fields), target=fields.get("target", 1.0)) < EXACT
+    chains = walk(letters(3, [2, 3]), model(5), energy=kind, **fields)
+    assert wrong(chains, target=fields.get("target", 1.0)) < EXACT
 
 
 @pytest.mark.parametrize("kind", ["raw", "local"])
@@ -245,6 +249,27 @@ def test_fewer_copies_than_the_plain_loop() -> None:
     assert copies < 600  # some proposals were what stood there
 
 
+@pytest.mark.parametrize("model", [WithFeatures, WithFeaturesAt])
+def test_a_proposal_for_one_position_needs_no_pass_where_features_are_kept(model: type[TableModel]) -> None:
+    batch, table = letters(3, [6, 4]), model(5)
+    one, two = walk(batch, table, energy="raw"), walk(batch, TableModel(5), energy="raw")
+    begin = random_start(batch, 5, generator(), 30)
+    a, b, rng_a, rng_b = one.init(begin), two.init(begin), generator(2), generator(2)
+    for _ in range(12):
+        table.seen.clear()
+        drawn = one.propose(a, one.turn(a))
+        assert not table.seen
+        a, _ = one.step(rng_a, a)
+        assert len(table.seen) <= 2  # new sequences of either length
+        b, _ = two.step(rng_b, b)
+        assert torch.equal(a.tokens, b.tokens)
+        torch.testing.assert_close(a.terms, b.terms, rtol=0, atol=1e-12)
+    assert drawn.changed.any()
+    assert not drawn.changed.all()
+    fresh = one.init(a.tokens)
+    torch.testing.assert_close(a.features, fresh.features, rtol=0, atol=1e-12)
+
+
 # ---- the plain loop, sentence by sentence, one forward pass for each masked position ----
 
 
@@ -340,9 +365,10 @@ def test_the_same_as_the_plain_loop_for_the_same_random_numbers(name: str) -> No
     )
 
 
+@pytest.mark.parametrize("table", [TableModel, WithFeatures])
 @pytest.mark.parametrize("name", CHAINS)
-def test_chains_go_on_bit_by_bit_from_any_state(name: str) -> None:
-    batch, model = ended([[3, 4, 5, 3], [4, 5], [5]]), TableModel(6)
+def test_chains_go_on_bit_by_bit_from_any_state(name: str, table: type[TableModel]) -> None:
+    batch, model = ended([[3, 4, 5, 3], [4, 5], [5]]), table(6)
     kernel, rng = CHAINS[name].kernel(model, batch), generator(4)
     state = kernel.init(random_start(batch, 6, generator(9), 3))
     trace, saved = [], []
@@ -353,7 +379,7 @@ def test_chains_go_on_bit_by_bit_from_any_state(name: str) -> None:
     for begin in (0, 1, 3, 7, 10):
         again, number = generator(0), saved[begin][1]
         again.set_state(number)
-        resumed, other = saved[begin][0], CHAINS[name].kernel(TableModel(6), batch)
+        resumed, other = saved[begin][0], CHAINS[name].kernel(table(6), batch)
         for expected, expected_info in trace[begin:]:
             resumed, info = other.step(again, resumed)
             for a, b in zip((*resumed, *info), (*expected, *expected_info)):
@@ -363,7 +389,7 @@ def test_chains_go_on_bit_by_bit_from_any_state(name: str) -> None:
 
 def test_states_are_not_changed_in_place() -> None:
     batch = ended([[3, 4, 5, 3], [4, 5]])
-    kernel = MetropolisHastings().kernel(TableModel(6), batch)
+    kernel = MetropolisHastings().kernel(WithFeaturesAt(6), batch)
     state, rng = kernel.init(batch.gold), generator()
     for _ in range(6):
         before = [leaf.clone() for leaf in state]

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from energy_cases import TableModel, letters
+from energy_cases import WithFeaturesAt, letters
 from exact_kernels import violations
 from torch import Tensor
 
 from unforced.energy import MetropolisHastings
+from unforced.energy.energies import Found
 from unforced.energy.kernels import ChainState, MetropolisWalk, Proposed, Turn
 from unforced.types import Batch
 
@@ -30,8 +31,15 @@ class InvertedProposalRatio(MetropolisWalk):
 class StaleEnergy(MetropolisWalk):
     """The terms of the old sequence are kept when a new one is accepted."""
 
-    def update(self, state: ChainState, rows: Tensor, tokens: Tensor, terms: Tensor) -> ChainState:
-        return state._replace(tokens=state.tokens.index_copy(0, rows, tokens))
+    def update(self, state: ChainState, rows: Tensor, tokens: Tensor, found: Found) -> ChainState:
+        return super().update(state, rows, tokens, found)._replace(terms=state.terms, energy=state.energy)
+
+
+class StaleFeatures(MetropolisWalk):
+    """Proposals are drawn from what the model made of the old sequence."""
+
+    def update(self, state: ChainState, rows: Tensor, tokens: Tensor, found: Found) -> ChainState:
+        return super().update(state, rows, tokens, found)._replace(features=state.features)
 
 
 class EagerEnergy(MetropolisWalk):
@@ -39,21 +47,21 @@ class EagerEnergy(MetropolisWalk):
 
     def move(self, state: ChainState, turn: Turn) -> Any:
         proposed = self.propose(state, turn)
-        _, terms = self.weigh(state, turn._replace(chances=torch.zeros_like(turn.chances)), proposed)
+        _, found = self.weigh(state, turn._replace(chances=torch.zeros_like(turn.chances)), proposed)
         after, info = super().move(state, turn)
-        return after._replace(terms=after.terms.index_copy(0, turn.rows, terms)), info
+        return after._replace(terms=after.terms.index_copy(0, turn.rows, found.terms)), info
 
 
 class WrongSign(MetropolisWalk):
-    def weigh(self, state: ChainState, turn: Turn, proposed: Proposed) -> tuple[Tensor, Tensor]:
-        log_ratio, terms = super().weigh(state, turn, proposed)
-        return 2 * proposed.back - log_ratio, terms
+    def weigh(self, state: ChainState, turn: Turn, proposed: Proposed) -> tuple[Tensor, Found]:
+        log_ratio, found = super().weigh(state, turn, proposed)
+        return 2 * proposed.back - log_ratio, found
 
 
 class MaskLeftIn(MetropolisWalk):
     """The energy of the new sequence is that of one which still has the mask in it."""
 
-    def weigh(self, state: ChainState, turn: Turn, proposed: Proposed) -> tuple[Tensor, Tensor]:
+    def weigh(self, state: ChainState, turn: Turn, proposed: Proposed) -> tuple[Tensor, Found]:
         masked = proposed.tokens.scatter(1, turn.positions, self.model.size)  # the table's code of a mask
         return super().weigh(state, turn, proposed._replace(tokens=masked))
 
@@ -114,7 +122,7 @@ class AlwaysCancels(MetropolisWalk):
 class OwnTermForgotten(MetropolisWalk):
     """The masked position's own term stays that of the old token."""
 
-    def weigh(self, state: ChainState, turn: Turn, proposed: Proposed) -> tuple[Tensor, Tensor]:
+    def weigh(self, state: ChainState, turn: Turn, proposed: Proposed) -> tuple[Tensor, Found]:
         old = state.terms[turn.rows].gather(1, turn.positions)
         return super().weigh(state, turn, proposed._replace(own=old))
 
@@ -148,6 +156,8 @@ BUGS: list[tuple[type[MetropolisWalk], dict[str, Any]]] = [
     (InvertedProposalRatio, {"energy": "raw", "temperature": 1.5}),
     (StaleEnergy, {"energy": "raw"}),
     (StaleEnergy, {"energy": "local"}),
+    (StaleFeatures, {"energy": "raw"}),
+    (StaleFeatures, {"energy": "local"}),
     (EagerEnergy, {"energy": "raw"}),
     (EagerEnergy, {"energy": "local"}),
     (WrongSign, {"energy": "raw", "temperature": 1.5}),
@@ -172,7 +182,7 @@ BUGS: list[tuple[type[MetropolisWalk], dict[str, Any]]] = [
 
 def worst(walk: type[MetropolisWalk], moves: MetropolisHastings) -> float:
     batch = letters(2, [2, 3])
-    chains = walk(moves, TableModel(4), batch)
+    chains = walk(moves, WithFeaturesAt(4), batch)
     return violations(chains, batch, 4, moves.energy, target=moves.target).worst
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -144,8 +144,8 @@ def at_blocks(
     the result means nothing.
     """
     parts = list(block_parts(model, batch, examples(batch, tokens), tokens, row, positions, valid, rows))
-    order = torch.cat([numbers for numbers, _ in parts])
-    return torch.cat([scores for _, scores in parts]).index_select(0, order.argsort())
+    order = torch.cat([numbers for numbers, _, _ in parts])
+    return torch.cat([scores for _, scores, _ in parts]).index_select(0, order.argsort())
 
 
 def terms(
@@ -174,20 +174,55 @@ def terms_of(
     where: Tensor | None = None,
 ) -> Tensor:
     """``terms`` of rows [N,T] in any order and number; ``example`` [N] says which example of the batch each belongs to."""
+    return found_of(model, batch, example, tokens, kind, rows, where).terms
+
+
+class Found(NamedTuple):
+    """What masked copies of rows came to."""
+
+    terms: Tensor  # [N,T], what each position adds to −E
+    features: Tensor  # [N,T,H], what the model scores it from; H is 0 where a model has no features, or none are kept
+
+
+def found_of(
+    model: Any,
+    batch: Batch,
+    example: Tensor,
+    tokens: Tensor,
+    kind: Kind,
+    rows: int = ROWS,
+    where: Tensor | None = None,
+    *,
+    keep: bool = False,
+) -> Found:
+    """``terms_of``, and with ``keep`` the features that they were scored from, 0 where no term was asked for."""
     check_choice("kind", kind, Kind)
     batch = prepare(model, batch)
     wanted = variables(batch)[example]
     row, position = (wanted if where is None else wanted & where).nonzero(as_tuple=True)
     if not len(row):
-        return torch.zeros(tokens.shape, device=tokens.device)
+        return Found(torch.zeros(tokens.shape, device=tokens.device), no_features(tokens))
     whole = callable(getattr(model, "conditional_scores", None))
-    found = (_all_scores if whole else _single_scores)(model, batch, example, tokens, row, position, rows)
-    numbers, values = [], []
-    for part, scores in found:
+    numbers, values, kept = [], [], []
+    for part, scores, features in (_all_parts if whole else _single_parts)(
+        model, batch, example, tokens, row, position, rows
+    ):
         numbers.append(part)
         values.append(pick(scores, tokens[row[part], position[part]], kind, batch.symbols))
+        if keep and features is not None:
+            kept.append(features)
     order, flat = torch.cat(numbers), torch.cat(values)
-    return flat.new_zeros(tokens.shape).index_put((row[order], position[order]), flat)
+    places = (row[order], position[order])
+    terms = flat.new_zeros(tokens.shape).index_put(places, flat)
+    if not kept:
+        return Found(terms, no_features(tokens))
+    joined = torch.cat(kept)
+    return Found(terms, joined.new_zeros(*tokens.shape, joined.shape[1]).index_put(places, joined))
+
+
+def no_features(tokens: Tensor) -> Tensor:
+    """[N,T,0]."""
+    return torch.zeros(*tokens.shape, 0, device=tokens.device)
 
 
 def energy(model: Any, batch: Batch, tokens: Tensor, kind: Kind = "local", rows: int = ROWS) -> Tensor:
@@ -210,7 +245,9 @@ def pick(scores: Tensor, tokens: Tensor, kind: Kind, symbols: Symbols) -> Tensor
     return chosen.masked_fill(~kept[tokens], -torch.inf)
 
 
-Part = tuple[Tensor, Tensor]  # the numbers [n] of some of what was asked for, and their scores
+Part = tuple[
+    Tensor, Tensor, Tensor | None
+]  # numbers [n] of some of what was asked for, scores, features if any
 
 
 def block_parts(
@@ -223,7 +260,7 @@ def block_parts(
     valid: Tensor | None,
     rows: int,
 ) -> Iterator[Part]:
-    """``at_blocks`` in micro-batches, long sequences first: the numbers [n] of some blocks and their scores [n,P,V].
+    """``at_blocks`` in micro-batches, long sequences first: numbers [n] of some blocks, scores [n,P,V], features [n,P,H].
 
     ``example`` [R] says which example of the batch a row of tokens belongs to.
     """
@@ -235,18 +272,20 @@ def block_parts(
         masked = torch.zeros(len(numbers), size, dtype=torch.bool, device=tokens.device)
         masked.scatter_(1, here, True)
         part = cut(batch.select(example[which]), size)
-        yield numbers, _scores_at(model, part, tokens[which, :size], masked, here)
+        yield numbers, *_scores_at(model, part, tokens[which, :size], masked, here)
 
 
-def _single_scores(
+def _single_parts(
     model: Any, batch: Batch, example: Tensor, tokens: Tensor, row: Tensor, position: Tensor, rows: int
 ) -> Iterator[Part]:
-    """Single positions: their numbers [n] and scores [n,V]."""
-    for numbers, scores in block_parts(model, batch, example, tokens, row, position.unsqueeze(1), None, rows):
-        yield numbers, scores.squeeze(1)
+    """Single positions: their numbers [n], scores [n,V] and features [n,H]."""
+    for numbers, scores, features in block_parts(
+        model, batch, example, tokens, row, position.unsqueeze(1), None, rows
+    ):
+        yield numbers, scores.squeeze(1), None if features is None else features.squeeze(1)
 
 
-def _all_scores(
+def _all_parts(
     model: Any, batch: Batch, example: Tensor, tokens: Tensor, row: Tensor, position: Tensor, rows: int
 ) -> Iterator[Part]:
     """The same by ``conditional_scores``; the rows ascend."""
@@ -258,19 +297,23 @@ def _all_scores(
         local = torch.arange(len(which), device=row.device).repeat_interleave(n)
         within = torch.arange(len(local), device=row.device) - (n.cumsum(0) - n)[local]
         asked = begin[numbers][local] + within
-        yield asked, scores[local, position[asked]]
+        yield asked, scores[local, position[asked]], None
 
 
-def _scores_at(model: Any, batch: Batch, tokens: Tensor, masked: Tensor, positions: Tensor) -> Tensor:
-    """[n,P,V]."""
+def _scores_at(
+    model: Any, batch: Batch, tokens: Tensor, masked: Tensor, positions: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """[n,P,V], and [n,P,H] where the model has features."""
     number = torch.arange(len(tokens), device=tokens.device).unsqueeze(1)
+    features: Tensor | None = None
     if callable(getattr(model, "score", None)):
         if callable(getattr(model, "features_at", None)):
-            return model.score(model.features_at(batch, tokens, masked, positions))
-        if callable(getattr(model, "features", None)):
-            return model.score(model.features(batch, tokens, masked)[number, positions])
-    scores: Tensor = model.scores(batch, tokens, masked)
-    return scores[number, positions]
+            features = model.features_at(batch, tokens, masked, positions)
+        elif callable(getattr(model, "features", None)):
+            features = model.features(batch, tokens, masked)[number, positions]
+    if features is not None:
+        return model.score(features), features
+    return model.scores(batch, tokens, masked)[number, positions], None
 
 
 def alike(sizes: Tensor, rows: int) -> Iterator[tuple[Tensor, int]]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from unforced.energy import energies
-from unforced.energy.energies import Kind
+from unforced.energy.energies import Found, Kind
 from unforced.energy.kernels import ChainInfo, ChainState, Kernel, Turn, Walk, energy_of
 from unforced.energy.proposals import Proposals
 from unforced.errors import check_choice
@@ -41,10 +41,12 @@ class GibbsWalk(Walk):
 
     moves: Gibbs
 
-    def measure(self, tokens: Tensor) -> Tensor:
-        if self.moves.energy is None:
-            return torch.full(tokens.shape, torch.nan, device=tokens.device)
-        return energies.terms(self.model, self.batch, tokens, self.moves.energy, self.moves.rows)
+    def measure(self, tokens: Tensor) -> Found:
+        """The terms alone: after a turn the features would be those of another sequence."""
+        terms = torch.full(tokens.shape, torch.nan, device=tokens.device)
+        if self.moves.energy is not None:
+            terms = energies.terms(self.model, self.batch, tokens, self.moves.energy, self.moves.rows)
+        return Found(terms, energies.no_features(tokens))
 
     def move(self, state: ChainState, turn: Turn) -> tuple[ChainState, ChainInfo]:
         proposed = self.propose(state, turn)
@@ -58,5 +60,5 @@ class GibbsWalk(Walk):
         return state, self.info(state, turn, everyone, proposed.changed, torch.zeros_like(turn.chances))
 
     def end(self, state: ChainState) -> ChainState:
-        terms = self.measure(state.tokens)
+        terms = self.measure(state.tokens).terms
         return state._replace(terms=terms, energy=energy_of(terms))

@@ -13,7 +13,7 @@ chain are functions of one seed for each sweep, of its example and of its number
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -23,7 +23,7 @@ from torch import Tensor
 from unforced import streams
 from unforced.decoding.search import evaluating
 from unforced.energy import energies
-from unforced.energy.energies import Kind
+from unforced.energy.energies import Found, Kind
 from unforced.energy.proposals import Proposals
 from unforced.errors import InputError, check_choice
 from unforced.masking import widened
@@ -38,6 +38,7 @@ class ChainState(NamedTuple):
 
     tokens: Tensor  # [R,T] long
     terms: Tensor  # [R,T] what each position adds to −E
+    features: Tensor  # [R,T,H] what the model scores each position from while it alone is masked; H is 0 if not known
     energy: Tensor  # [R] float64, E of the tokens
     sweep: Tensor  # [] long, sweeps made
     place: Tensor  # [R] long, variables visited in this sweep
@@ -126,8 +127,8 @@ class Walk(ABC):
         """Propose and decide: the state with new tokens, its counters as they were."""
 
     @abstractmethod
-    def measure(self, tokens: Tensor) -> Tensor:
-        """The terms [R,T] of sequences."""
+    def measure(self, tokens: Tensor) -> Found:
+        """The terms [R,T] of sequences, and their features."""
 
     def kernel(self) -> Kernel:
         return Kernel(self.init, self.step)
@@ -141,10 +142,10 @@ class Walk(ABC):
         if bool((torch.isin(tokens, special) & free).any()):
             raise InputError("chains can't start from special tokens: give every variable a token of its own")
         with evaluating(self.model):
-            terms = self.measure(tokens)
+            terms, features = self.measure(tokens)
         rows = torch.zeros(len(tokens), dtype=torch.long, device=tokens.device)
         order = torch.arange(tokens.shape[1], device=tokens.device).repeat(len(tokens), 1)
-        return ChainState(tokens, terms, energy_of(terms), rows.new_zeros(()), rows, order, rows)
+        return ChainState(tokens, terms, features, energy_of(terms), rows.new_zeros(()), rows, order, rows)
 
     def step(self, rng: torch.Generator, state: ChainState) -> tuple[ChainState, ChainInfo]:
         """One block of every chain that isn't through with its sweep."""
@@ -192,12 +193,8 @@ class Walk(ABC):
 
     def propose(self, state: ChainState, turn: Turn) -> Proposed:
         """Mask the block, and draw each of its tokens from the model's conditional."""
-        old = state.tokens[turn.rows]
-        example, rows = energies.examples(self.batch, state.tokens), self.moves.rows
-        parts = []
-        for numbers, scores in energies.block_parts(
-            self.model, self.batch, example, state.tokens, turn.rows, turn.positions, turn.valid, rows
-        ):
+        old, parts = state.tokens[turn.rows], []
+        for numbers, scores in self.conditionals(state, turn):
             if not bool((scores < torch.inf).all()):
                 raise InputError("the model gave NaN or infinite scores")
             _, positions, valid, choices, _ = (leaf[numbers] for leaf in turn)
@@ -210,6 +207,24 @@ class Walk(ABC):
         drawn, own, back = (leaf[numbers.argsort()] for leaf in (drawn, own, back))
         new = old.scatter(1, turn.positions, drawn)
         return Proposed(new, drawn, own, back, (new != old).any(dim=1))
+
+    def conditionals(self, state: ChainState, turn: Turn) -> Iterator[tuple[Tensor, Tensor]]:
+        """The scores of all tokens at the masked blocks, in micro-batches: numbers [n] of chains of the turn, and [n,P,V].
+
+        A single position needs no pass where the features behind the present state's terms are known: they were made with
+        that position masked.
+        """
+        rows, size = self.moves.rows, turn.positions.shape[1]
+        if size == 1 and state.features.shape[2]:
+            for numbers in torch.arange(len(turn.rows), device=turn.rows.device).split(rows):
+                here = turn.rows[numbers].unsqueeze(1), turn.positions[numbers]
+                yield numbers, self.model.score(state.features[here])
+            return
+        example = energies.examples(self.batch, state.tokens)
+        for numbers, scores, _ in energies.block_parts(
+            self.model, self.batch, example, state.tokens, turn.rows, turn.positions, turn.valid, rows
+        ):
+            yield numbers, scores
 
     def own(self, scores: Tensor, drawn: Tensor) -> Tensor:
         """What drawn tokens [n,P] add to −E by scores [n,P,V], for samplers that ask: [n,P]."""
@@ -266,7 +281,8 @@ class MetropolisHastings(Proposals):
     each sweep made, but never below ``lowest``. In the first ``forced`` sweeps everything is accepted.
 
     A proposal that changes nothing costs no energy. Of a new sequence only those terms are computed that aren't known: with
-    one position masked, its own term comes with the proposal. Where the energy is local, terms are at most zero, so a
+    one position masked, its own term comes with the proposal. A model's features behind the terms are kept, and a proposal
+    for one position is drawn from them without a pass: that takes R·T·H numbers. Where the energy is local, terms are at most zero, so a
     proposal whose first terms are bad enough is rejected without the others.
 
     >>> MetropolisHastings(target=1.0, anneal=0.25, lowest=0.1).target_at(3)
@@ -308,22 +324,27 @@ class MetropolisWalk(Walk):
 
     moves: MetropolisHastings
 
-    def measure(self, tokens: Tensor) -> Tensor:
-        terms = energies.terms(self.model, self.batch, tokens, self.moves.energy, self.moves.rows)
-        if not bool(terms.isfinite().all()):
+    def measure(self, tokens: Tensor) -> Found:
+        example = energies.examples(self.batch, tokens)
+        found = energies.found_of(
+            self.model, self.batch, example, tokens, self.moves.energy, self.moves.rows, keep=True
+        )
+        if not bool(found.terms.isfinite().all()):
             raise InputError("the model gave NaN or infinite scores for the tokens that chains start from")
-        return terms
+        return found
 
     def move(self, state: ChainState, turn: Turn) -> tuple[ChainState, ChainInfo]:
         proposed = self.propose(state, turn)
-        log_ratio, terms = self.weigh(state, turn, proposed)
+        log_ratio, found = self.weigh(state, turn, proposed)
         if bool(log_ratio.isnan().any()):
             raise InputError("the model gave NaN or infinite scores")
         accepted = turn.chances.log() < log_ratio
         if self.is_forced(state):
             accepted = torch.ones_like(accepted)
         novel = accepted & proposed.changed
-        state = self.update(state, turn.rows[novel], proposed.tokens[novel], terms[novel])
+        state = self.update(
+            state, turn.rows[novel], proposed.tokens[novel], Found(*(leaf[novel] for leaf in found))
+        )
         return state, self.info(state, turn, accepted, novel, log_ratio)
 
     def own(self, scores: Tensor, drawn: Tensor) -> Tensor:
@@ -340,12 +361,13 @@ class MetropolisWalk(Walk):
         plain = self.moves.temperature == 1 and self.moves.nucleus in (None, 1)
         return plain and target == 1 and turn.positions.shape[1] == 1
 
-    def weigh(self, state: ChainState, turn: Turn, proposed: Proposed) -> tuple[Tensor, Tensor]:
-        """log of the acceptance ratio [A], and the new terms [A,T] of all who can be accepted.
+    def weigh(self, state: ChainState, turn: Turn, proposed: Proposed) -> tuple[Tensor, Found]:
+        """log of the acceptance ratio [A], and the new terms and features of all who can be accepted.
 
         A proposal that changes nothing has 0. One that is rejected before all its terms are known has an upper bound.
         """
-        old, forced = state.terms[turn.rows], self.is_forced(state)
+        old = Found(state.terms[turn.rows], state.features[turn.rows])
+        forced = self.is_forced(state)
         log_ratio = torch.where(proposed.changed, proposed.back, 0.0)
         todo = (proposed.changed & (forced | (proposed.back > -torch.inf))).nonzero().squeeze(1)
         if not len(todo):
@@ -354,17 +376,18 @@ class MetropolisWalk(Walk):
         proposed = Proposed(*(leaf[todo] for leaf in proposed))
         example = energies.examples(self.batch, state.tokens)[turn.rows]
         target = self.moves.target_at(int(state.sweep))
-        found, wanted, counted, back = self.known(turn, proposed, self.free[example], target)
+        terms, wanted, counted, back = self.known(turn, proposed, self.free[example], target)
+        before, features = (
+            leaf[todo] for leaf in old
+        )  # features at the block's own position stay as they are
 
-        before = old[todo]
-
-        def ratio(found: Tensor) -> Tensor:
-            difference = found.double() - before.double()
+        def ratio(terms: Tensor) -> Tensor:
+            difference = terms.double() - before.double()
             return difference.masked_fill(~counted, 0.0).sum(dim=1) / target + back
 
         alive = torch.arange(len(todo), device=todo.device)
         for part in self.stages(wanted, before, forced):
-            new = energies.terms_of(
+            new = energies.found_of(
                 self.model,
                 self.batch,
                 example[alive],
@@ -372,28 +395,36 @@ class MetropolisWalk(Walk):
                 self.moves.energy,
                 self.moves.rows,
                 part[alive],
+                keep=True,
             )
-            found = found.index_add(0, alive, new.to(found.dtype))
+            terms = terms.index_add(0, alive, new.terms.to(terms.dtype))
+            if new.features.shape[2]:
+                row, position = part[alive].nonzero(as_tuple=True)
+                features[alive[row], position] = new.features[row, position]
             if not forced:  # terms still unknown are 0 in the ratio, which is the most they can be
-                alive = alive[(turn.chances.log() < ratio(found))[alive]]
+                alive = alive[(turn.chances.log() < ratio(terms))[alive]]
             if not len(alive):
                 break
-        return log_ratio.index_copy(0, todo, ratio(found)), old.index_copy(0, todo, found.to(old.dtype))
+        found = Found(
+            old.terms.index_copy(0, todo, terms.to(old.terms.dtype)),
+            old.features.index_copy(0, todo, features),
+        )
+        return log_ratio.index_copy(0, todo, ratio(terms)), found
 
     def known(
         self, turn: Turn, proposed: Proposed, free: Tensor, target: float
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """What needs no further pass: the new terms that are known [A,T], which ones are wanted still and which ones count
         in the ratio [A,T] bool, and what else is added to it [A]."""
-        found = torch.zeros(free.shape, dtype=proposed.own.dtype, device=free.device)
+        terms = torch.zeros(free.shape, dtype=proposed.own.dtype, device=free.device)
         counted = torch.ones_like(free)
         if turn.positions.shape[1] > 1:
-            return found, free, counted, proposed.back
+            return terms, free, counted, proposed.back
         here = turn.positions
-        found, wanted = found.scatter(1, here, proposed.own), free.scatter(1, here, False)
+        terms, wanted = terms.scatter(1, here, proposed.own), free.scatter(1, here, False)
         if self.cancels(turn, target):
-            return found, wanted, counted.scatter(1, here, False), torch.zeros_like(proposed.back)
-        return found, wanted, counted, proposed.back
+            return terms, wanted, counted.scatter(1, here, False), torch.zeros_like(proposed.back)
+        return terms, wanted, counted, proposed.back
 
     def stages(self, wanted: Tensor, old: Tensor, forced: bool) -> list[Tensor]:
         """The positions [A,T] whose terms are wanted, in the parts in which they are computed.
@@ -407,10 +438,11 @@ class MetropolisWalk(Walk):
         fifth = rank * 5 // wanted.sum(dim=1, keepdim=True).clamp(min=1)  # 0 to 4 where wanted
         return [wanted & (fifth < 2), *(wanted & (fifth == later) for later in (2, 3, 4))]
 
-    def update(self, state: ChainState, rows: Tensor, tokens: Tensor, terms: Tensor) -> ChainState:
+    def update(self, state: ChainState, rows: Tensor, tokens: Tensor, found: Found) -> ChainState:
         """The state with other sequences in some rows."""
         return state._replace(
             tokens=state.tokens.index_copy(0, rows, tokens),
-            terms=state.terms.index_copy(0, rows, terms),
-            energy=state.energy.index_copy(0, rows, energy_of(terms)),
+            terms=state.terms.index_copy(0, rows, found.terms),
+            features=state.features.index_copy(0, rows, found.features),
+            energy=state.energy.index_copy(0, rows, energy_of(found.terms)),
         )
