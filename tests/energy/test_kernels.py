@@ -200,7 +200,7 @@ class Full(MetropolisWalk):
 class Whole(MetropolisWalk):
     """All terms at once: nothing is rejected early."""
 
-    def stages(self, wanted: Tensor, old: Tensor, forced: bool) -> list[Tensor]:
+    def stages(self, wanted: Tensor, old: Tensor) -> list[Tensor]:
         return [wanted]
 
 

@@ -137,14 +137,14 @@ class NoTemperature(MetropolisWalk):
 class FirstTermsOnly(MetropolisWalk):
     """Terms that aren't needed to reject early are never looked at."""
 
-    def stages(self, wanted: Tensor, old: Tensor, forced: bool) -> list[Tensor]:
-        return super().stages(wanted, old, forced)[:1]
+    def stages(self, wanted: Tensor, old: Tensor) -> list[Tensor]:
+        return super().stages(wanted, old)[:1]
 
 
 class WrongBound(MetropolisWalk):
     """E_raw is rejected early as well, though its terms have no bound."""
 
-    def stages(self, wanted: Tensor, old: Tensor, forced: bool) -> list[Tensor]:
+    def stages(self, wanted: Tensor, old: Tensor) -> list[Tensor]:
         first = wanted & (wanted.cumsum(dim=1) == 1)
         return [first, wanted & ~first]
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from unforced.energy import energies
 from unforced.energy.energies import Found, Kind
-from unforced.energy.kernels import ChainInfo, ChainState, Kernel, Turn, Walk, energy_of
+from unforced.energy.kernels import ChainInfo, ChainState, Kernel, Turn, Walk
 from unforced.energy.proposals import Proposals
 from unforced.errors import check_choice
 from unforced.types import Batch
@@ -49,16 +49,7 @@ class GibbsWalk(Walk):
         return Found(terms, energies.no_features(tokens))
 
     def move(self, state: ChainState, turn: Turn) -> tuple[ChainState, ChainInfo]:
-        proposed = self.propose(state, turn)
-        unknown = torch.full_like(state.terms, torch.nan)
-        state = state._replace(
-            tokens=state.tokens.index_copy(0, turn.rows, proposed.tokens),
-            terms=unknown,
-            energy=energy_of(unknown),
-        )
-        everyone = torch.ones_like(proposed.changed)
-        return state, self.info(state, turn, everyone, proposed.changed, torch.zeros_like(turn.chances))
+        return self.accept_all(state, turn)
 
     def end(self, state: ChainState) -> ChainState:
-        terms = self.measure(state.tokens).terms
-        return state._replace(terms=terms, energy=energy_of(terms))
+        return self.measured(state)

@@ -191,6 +191,24 @@ class Walk(ABC):
         """What is to be done when a sweep is over."""
         return state
 
+    def accept_all(self, state: ChainState, turn: Turn) -> tuple[ChainState, ChainInfo]:
+        """Take what is proposed, whatever it is; terms are NaN from here on, until all are measured."""
+        proposed = self.propose(state, turn)
+        unknown = torch.full_like(state.terms, torch.nan)
+        state = state._replace(
+            tokens=state.tokens.index_copy(0, turn.rows, proposed.tokens),
+            terms=unknown,
+            features=energies.no_features(state.tokens),
+            energy=energy_of(unknown),
+        )
+        everyone = torch.ones_like(proposed.changed)
+        return state, self.info(state, turn, everyone, proposed.changed, torch.zeros_like(turn.chances))
+
+    def measured(self, state: ChainState) -> ChainState:
+        """The state with the terms of its tokens."""
+        terms, features = self.measure(state.tokens)
+        return state._replace(terms=terms, features=features, energy=energy_of(terms))
+
     def propose(self, state: ChainState, turn: Turn) -> Proposed:
         """Mask the block, and draw each of its tokens from the model's conditional."""
         old, parts = state.tokens[turn.rows], []
@@ -278,7 +296,8 @@ class MetropolisHastings(Proposals):
         min(1, exp((E(y) − E(y')) / T) · q(y; y') / q(y'; y))
 
     (Goyal 2021, section 6.4; its Algorithm 4 prints energies where exp(−E) belongs). T is ``target``, less ``anneal`` for
-    each sweep made, but never below ``lowest``. In the first ``forced`` sweeps everything is accepted.
+    each sweep made, but never below ``lowest``. In the first ``forced`` sweeps everything is accepted, and energies are
+    computed at the end of a sweep only.
 
     A proposal that changes nothing costs no energy. Of a new sequence only those terms are computed that aren't known: with
     one position masked, its own term comes with the proposal. A model's features behind the terms are kept, and a proposal
@@ -330,17 +349,17 @@ class MetropolisWalk(Walk):
             self.model, self.batch, example, tokens, self.moves.energy, self.moves.rows, keep=True
         )
         if not bool(found.terms.isfinite().all()):
-            raise InputError("the model gave NaN or infinite scores for the tokens that chains start from")
+            raise InputError("the model gave NaN or infinite scores for the tokens of a chain")
         return found
 
     def move(self, state: ChainState, turn: Turn) -> tuple[ChainState, ChainInfo]:
+        if int(state.sweep) < self.moves.forced:
+            return self.accept_all(state, turn)
         proposed = self.propose(state, turn)
         log_ratio, found = self.weigh(state, turn, proposed)
         if bool(log_ratio.isnan().any()):
             raise InputError("the model gave NaN or infinite scores")
         accepted = turn.chances.log() < log_ratio
-        if self.is_forced(state):
-            accepted = torch.ones_like(accepted)
         novel = accepted & proposed.changed
         state = self.update(
             state, turn.rows[novel], proposed.tokens[novel], Found(*(leaf[novel] for leaf in found))
@@ -352,8 +371,8 @@ class MetropolisWalk(Walk):
             return super().own(scores, drawn)
         return energies.pick(scores, drawn, self.moves.energy, self.batch.symbols)
 
-    def is_forced(self, state: ChainState) -> bool:
-        return int(state.sweep) < self.moves.forced
+    def end(self, state: ChainState) -> ChainState:
+        return self.measured(state) if int(state.sweep) <= self.moves.forced else state
 
     def cancels(self, turn: Turn, target: float) -> bool:
         """Whether the masked position's own terms and the proposal ratio cancel: one position, whose term and whose
@@ -367,9 +386,8 @@ class MetropolisWalk(Walk):
         A proposal that changes nothing has 0. One that is rejected before all its terms are known has an upper bound.
         """
         old = Found(state.terms[turn.rows], state.features[turn.rows])
-        forced = self.is_forced(state)
         log_ratio = torch.where(proposed.changed, proposed.back, 0.0)
-        todo = (proposed.changed & (forced | (proposed.back > -torch.inf))).nonzero().squeeze(1)
+        todo = (proposed.changed & (proposed.back > -torch.inf)).nonzero().squeeze(1)
         if not len(todo):
             return log_ratio, old
         turn = Turn(*(leaf[todo] for leaf in turn))
@@ -386,7 +404,7 @@ class MetropolisWalk(Walk):
             return difference.masked_fill(~counted, 0.0).sum(dim=1) / target + back
 
         alive = torch.arange(len(todo), device=todo.device)
-        for part in self.stages(wanted, before, forced):
+        for part in self.stages(wanted, before):
             new = energies.found_of(
                 self.model,
                 self.batch,
@@ -401,8 +419,8 @@ class MetropolisWalk(Walk):
             if new.features.shape[2]:
                 row, position = part[alive].nonzero(as_tuple=True)
                 features[alive[row], position] = new.features[row, position]
-            if not forced:  # terms still unknown are 0 in the ratio, which is the most they can be
-                alive = alive[(turn.chances.log() < ratio(terms))[alive]]
+            # terms still unknown are 0 in the ratio, which is the most they can be
+            alive = alive[(turn.chances.log() < ratio(terms))[alive]]
             if not len(alive):
                 break
         found = Found(
@@ -426,13 +444,13 @@ class MetropolisWalk(Walk):
             return terms, wanted, counted.scatter(1, here, False), torch.zeros_like(proposed.back)
         return terms, wanted, counted, proposed.back
 
-    def stages(self, wanted: Tensor, old: Tensor, forced: bool) -> list[Tensor]:
+    def stages(self, wanted: Tensor, old: Tensor) -> list[Tensor]:
         """The positions [A,T] whose terms are wanted, in the parts in which they are computed.
 
         Those whose old terms [A,T] are lowest come first: what is left then can make up for the least.
         """
         whole = callable(getattr(self.model, "conditional_scores", None))
-        if self.moves.energy == "raw" or forced or whole:
+        if self.moves.energy == "raw" or whole:
             return [wanted]
         rank = old.masked_fill(~wanted, torch.inf).argsort(dim=1, stable=True).argsort(dim=1)
         fifth = rank * 5 // wanted.sum(dim=1, keepdim=True).clamp(min=1)  # 0 to 4 where wanted
