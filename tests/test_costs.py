@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import unforced
-from unforced.costs import Hamming, Table, WeightedHamming, gold_steps
+from unforced.costs import Confusions, Hamming, Table, WeightedHamming, gold_steps
 from unforced.errors import InputError
 from unforced.tasks.tags import TagCodec
 from unforced.tasks.vocabulary import Vocabulary
@@ -75,3 +75,60 @@ def test_a_cost_of_the_users_own_is_taken_in_python():
     assert unforced.objective("soft_beam", cost=own).cost is own
     with pytest.raises(InputError, match="expected a table with a name, not 3"):
         unforced.objective("soft_beam", cost=3)
+
+
+class Letters:
+    """A codec of which only the names of tokens count."""
+
+    symbols = SYMBOLS
+
+    def token_names(self) -> tuple[str, ...]:
+        return ("<pad>", "<bos>", "<eos>", "a", "b", "c")
+
+
+def test_mistakes_cost_what_a_file_says(tmp_path):
+    file = tmp_path / "costs.tsv"
+    file.write_text("a\tb\t3\n\nb\ta\t0.25\r\n<eos>\tc\t7\n", encoding="utf-8")
+    found = dense(Confusions(str(file), other=0.5).fitted(Letters()), a_batch(), 4)
+    wrong = dense(Hamming(), a_batch(), 4)
+    expected = 0.5 * wrong
+    expected[0, 0, 4], expected[0, 1, 3] = 3.0, 0.25  # a b <eos>
+    expected[0, 2, 5] = expected[1, 1, 5] = 7.0
+    expected[0, 3:], expected[1, 2:] = wrong[0, 3:], wrong[1, 2:]  # behind the end
+    assert torch.equal(found, expected)
+
+
+def test_a_file_without_lines_has_only_other_mistakes(tmp_path):
+    (tmp_path / "costs.tsv").touch()
+    found = dense(Confusions(str(tmp_path / "costs.tsv"), other=1.0).fitted(Letters()), a_batch(), 4)
+    assert torch.equal(found, dense(Hamming(), a_batch(), 4))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"a\tb\n", "line 1: should be a gold token, the one in its place and a cost from 0 on"),
+        (b"\na\tb\tnan\n", "line 2: should be"),
+        (b"a\tb\t-1\n", "line 1: should be"),
+        (b"a\tz\t1\n", 'line 1: "z" is not among the tokens of this data'),
+        (b"a\ta\t1\n", 'line 1: "a" in its own place is no mistake'),
+        (b"a\tb\t1\na\tb\t2\n", "line 2: this mistake has a cost already"),
+        (b"\xff\xfe\x00", "can't be read: it is not UTF-8"),
+        (None, "can't be read: No such file"),
+    ],
+)
+def test_bad_files_of_costs_are_named(text, message, tmp_path):
+    file = tmp_path / "costs.tsv"
+    if text is not None:
+        file.write_bytes(text)
+    with pytest.raises(InputError, match=message):
+        Confusions(str(file)).fitted(Letters())
+
+
+def test_bad_fields_of_confusions_are_named():
+    with pytest.raises(InputError, match="needs a file"):
+        Confusions("")
+    with pytest.raises(InputError, match="other must be"):
+        Confusions("costs.tsv", other=float("nan"))
+    with pytest.raises(InputError, match="call fitted"):
+        Confusions("costs.tsv").prepare(a_batch(), 3)

@@ -69,6 +69,7 @@ CATALOGUE: dict[str, dict[str, str]] = {
     "costs": {
         "hamming": "unforced.costs:Hamming",
         "weighted_hamming": "unforced.costs:WeightedHamming",
+        "confusions": "unforced.costs:Confusions",
     },
     "schedules": {
         "constant": "unforced.schedules:Constant",

@@ -5,8 +5,9 @@ Behind the end of the gold every token but padding costs one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -109,6 +110,106 @@ class Weighted(Hamming):
     def __call__(self, now: Tensor, tokens: Tensor) -> Tensor:
         wrong = super().__call__(now, tokens)
         return torch.where(tokens == self.id, wrong * self.weight, wrong)
+
+
+@dataclass(frozen=True)
+class Confusions:
+    """What single mistakes cost, by a file: lines with the gold token, the one in its place and a number, tabs between them.
+
+    Tokens are spelled as in the data. Mistakes that the file doesn't list cost ``other``.
+    """
+
+    file: str  # a text file
+    other: float = 1.0  # what a mistake costs that isn't listed
+
+    def __post_init__(self) -> None:
+        if not self.file:
+            raise InputError("confusions needs a file: lines with gold token, token in its place and cost")
+        if not 0 <= self.other < float("inf"):
+            raise InputError(f"other must be a number from 0 on, not {self.other}")
+
+    def fitted(self, codec: Any) -> Listed:
+        names = codec.token_names() if hasattr(codec, "token_names") else ()
+        ids = {
+            name: id for id, name in enumerate(names)
+        }  # reserved names come first, so a word of that name wins
+        found: dict[int, float] = {}
+        for number, (gold, token, cost) in self._rows():
+            unknown = next((name for name in (gold, token) if name not in ids), None)
+            if unknown is not None:
+                raise InputError(
+                    f'{self.file}, line {number}: "{unknown}" is not among the tokens of this data'
+                )
+            pair = ids[gold] * len(names) + ids[token]
+            if gold == token:
+                raise InputError(f'{self.file}, line {number}: "{gold}" in its own place is no mistake')
+            if pair in found:
+                raise InputError(f"{self.file}, line {number}: this mistake has a cost already")
+            found[pair] = cost
+        order = sorted(found)
+        return Listed(
+            len(names), torch.tensor(order), torch.tensor([found[pair] for pair in order]), self.other
+        )
+
+    def _rows(self) -> Iterator[tuple[int, tuple[str, str, float]]]:
+        try:
+            text = Path(self.file).read_text(encoding="utf-8-sig")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+            raise InputError(f"{self.file}: can't be read: {reason}") from None
+        for number, line in enumerate(text.split("\n"), start=1):
+            if not line.strip():
+                continue
+            cells = line.rstrip("\r").split("\t")
+            try:
+                gold, token, shown = cells
+                cost = float(shown)
+            except ValueError:
+                cost = -1.0
+            if not 0 <= cost < float("inf"):
+                raise InputError(
+                    f"{self.file}, line {number}: should be a gold token, the one in its place and a cost from 0 on, tabs between"
+                )
+            yield number, (gold, token, cost)
+
+    def prepare(self, batch: Batch, steps: int) -> Tensor:
+        raise InputError("confusions does not know the ids of its tokens yet: call fitted(codec)")
+
+    def __call__(self, now: Tensor, tokens: Tensor) -> Tensor:
+        raise InputError("confusions does not know the ids of its tokens yet: call fitted(codec)")
+
+
+@dataclass(frozen=True, eq=False)
+class Listed(Hamming):
+    """``Confusions`` of tokens with ids below ``size``; those behind the end of the gold cost one.
+
+    >>> cost = Listed(9, torch.tensor([3 * 9 + 4]), torch.tensor([5.0]), other=0.5)
+    >>> cost(torch.tensor([3]), torch.tensor([[3, 4, 7]]))
+    tensor([[0.0000, 5.0000, 0.5000]])
+    """
+
+    size: int
+    pairs: Tensor  # [N] gold · size + token, ascending
+    costs: Tensor  # [N]
+    other: float
+
+    def prepare(self, batch: Batch, steps: int) -> Tensor:
+        gold = gold_steps(batch, steps)
+        beyond = F.pad(batch.mask, (0, max(0, steps - batch.mask.shape[1])))[:, :steps]
+        return torch.where(beyond, gold, -1 - gold)  # negative behind the end
+
+    def __call__(self, now: Tensor, tokens: Tensor) -> Tensor:
+        ended = now < 0
+        gold = torch.where(ended, -1 - now, now).unsqueeze(1)
+        wrong = super().__call__(gold.squeeze(1), tokens)
+        costs = torch.where(ended.unsqueeze(1), 1.0, self.other).expand_as(wrong)
+        if len(self.pairs):
+            pairs, known = self.pairs.to(tokens.device), self.costs.to(tokens.device)
+            asked = gold * self.size + tokens
+            place = torch.searchsorted(pairs, asked).clamp(max=len(pairs) - 1)
+            listed = (pairs[place] == asked) & ~ended.unsqueeze(1)
+            costs = torch.where(listed, known[place], costs)
+        return wrong * costs
 
 
 @dataclass(frozen=True)
