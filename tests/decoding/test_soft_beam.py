@@ -12,7 +12,7 @@ from unforced.decoding.beam import Beam
 from unforced.decoding.constraints import Constraints, limits
 from unforced.decoding.search import HardMove, search, step
 from unforced.decoding.soft_beam import SoftBeam, SoftTop
-from unforced.decoding.soft_top import Offer, all_of, among, best_of, soft_top
+from unforced.decoding.soft_top import Offer, all_of, among, best_of, soft_top, truncated_soft_top_k
 from unforced.errors import InputError
 from unforced.models.transformer import Transformer
 from unforced.objectives import soft_beam as objectives
@@ -201,3 +201,30 @@ def test_padding_must_not_be_the_end():
         SoftBeam()(lstm(1), batch)
     with pytest.raises(InputError, match="needs a padding symbol of its own"):
         objectives.SoftBeam()(lstm(1), batch, progress=Progress(), rng=torch.Generator())
+
+
+@pytest.mark.parametrize("alpha", [0.05, 1.0, 20.0])
+@pytest.mark.parametrize("spread", [0.5, 8.0])
+def test_the_truncated_form_alone_is_the_full_one_up_to_its_bound(alpha, spread):
+    """Values and gradients; flat scores need more than ``keep``, or all of them."""
+    torch.manual_seed(0)
+    scores = (spread * torch.randn(2, 3, 400, dtype=torch.float64)).requires_grad_()
+    full = soft_top_k(scores, 3, alpha)
+    found = truncated_soft_top_k(scores, 3, alpha, keep=6, tolerance=1e-7)
+    assert found.bound.shape == (2, 3)
+    assert float(found.bound.max()) <= 1e-7
+    few = found.indices.unsqueeze(-2).expand_as(found.weights)
+    spread_out = torch.zeros_like(full).scatter(-1, few, found.weights)
+    torch.testing.assert_close(spread_out, full, rtol=0, atol=2e-7)
+    values = torch.randn(400, dtype=torch.float64)
+    want = torch.autograd.grad((full @ values).square().sum(), scores)[0]
+    got = torch.autograd.grad((spread_out @ values).square().sum(), scores)[0]
+    torch.testing.assert_close(got, want, rtol=0, atol=1e-5 * float(want.abs().max()))
+    if alpha == 20.0 and spread == 8.0:
+        assert found.indices.shape[-1] < 100  # else nothing was truncated
+
+
+def test_the_truncated_form_refuses_what_it_cannot_do():
+    for k, fields in ((0, {}), (5, {}), (1, {"keep": 0}), (1, {"tolerance": float("nan")})):
+        with pytest.raises(InputError):
+            truncated_soft_top_k(torch.zeros(4), k, 1.0, **fields)

@@ -19,8 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from unforced.decoding.top import top_continuations
+from unforced.errors import InputError
 from unforced.masking import FLOOR
-from unforced.relax import around
+from unforced.relax import around, checked_alpha
 
 SHARE = 4  # from a quarter of all continuations on, all are weighed
 EXACT = 4096  # up to so many are weighed in double precision
@@ -78,6 +79,44 @@ def soft_top(offer: Offer, k: int, alpha: float, keep: int | None, tolerance: fl
             return chosen
         keep = max(2 * keep, needed(offer, ranked, chosen, alpha, tolerance))
     return among(all_of(offer), k, alpha)
+
+
+class Truncated(NamedTuple):
+    """A soft top-k of which only some entries were weighed."""
+
+    weights: Tensor  # [...,k,M], each of the k sums to one
+    indices: Tensor  # [...,M] which scores they are
+    bound: Tensor  # [...] on what any of the k mixtures would have had elsewhere
+
+
+def truncated_soft_top_k(
+    scores: Tensor, k: int, alpha: float, keep: int = 64, tolerance: float = 1e-6
+) -> Truncated:
+    """``relax.soft_top_k`` of scores [...,N] by the best ``keep``, or more until the bound is under ``tolerance``.
+
+    From a quarter of all scores on, all are weighed, and the bound is 0. Gradients flow as in the full form.
+
+    >>> scores = torch.linspace(0, 50, 1000)
+    >>> found = truncated_soft_top_k(scores, 2, alpha=10.0, keep=8)
+    >>> found.indices.shape[0] < 250, bool(found.bound <= 1e-6)
+    (True, True)
+    """
+    n = scores.shape[-1]
+    if not 1 <= k <= n:
+        raise InputError(f"k must lie between 1 and {n}, the number of scores, not {k}")
+    if keep < 1 or not tolerance >= 0:
+        raise InputError(f"keep must be at least 1 and tolerance at least 0, not {keep} and {tolerance}")
+    rows = scores.reshape(-1, 1, n)
+    one = rows.new_zeros(len(rows), 1)
+    nothing = torch.zeros(0, dtype=torch.long, device=scores.device)
+    chosen = soft_top(Offer(one, one == 0, rows, None, nothing), k, checked_alpha(alpha), keep, tolerance)
+    indices = chosen.candidates.tokens
+    if indices is None:
+        indices = torch.arange(n, device=scores.device).expand(len(rows), n)
+    shape = scores.shape[:-1]
+    return Truncated(
+        chosen.log_weights.exp().view(*shape, k, -1), indices.reshape(*shape, -1), chosen.bound.view(shape)
+    )
 
 
 @torch.no_grad()
