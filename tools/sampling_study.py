@@ -1,10 +1,14 @@
 """Tables 6.2–6.5 and Figures 6.2–6.4 of Goyal (2021) on a conditional masked model trained here.
 
-    python tools/sampling_study.py RUN FOLDER [--examples N] [--chains K]
+    python tools/sampling_study.py RUN FOLDER [--examples N] [--chains K] [--start greedy|random]
 
 RUN is a run folder of the recipe ``multi30k_masked``. The first development sentences whose source has at most 20 tokens, as in the
-thesis, are translated by chains that start from random tokens, with the lengths that the model guesses. What each setting of the sampler came to is kept in FOLDER, so a study
-that was stopped goes on with the next one. Tables go to results/sampling_*.md, pictures to docs/sampling_*.svg.
+thesis, are translated by chains with the lengths that the model guesses. They start from its best guess of all tokens at once
+(Algorithm 4, line 3); or, with ``--start random``, from random tokens, as the text has it for Figure 6.2. Proposals from a nucleus are
+hardly ever accepted then: the random token that they would replace lies outside it, and can't come back.
+
+What each setting of the sampler came to is kept in FOLDER, so a study that was stopped goes on with the next one. Tables go to
+results/sampling_*.md, pictures to docs/sampling_*.svg.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from unforced.energy import energies
 from unforced.energy.chains import sweeps_from
 from unforced.energy.gibbs import Gibbs
 from unforced.energy.kernels import MetropolisHastings, Sampler
-from unforced.energy.mask_predict import random_start
+from unforced.energy.mask_predict import random_start, warm_start
 from unforced.graded import graded
 from unforced.plots.figure import Line, Panel, draw
 from unforced.sentences import Reader, Sentence, open_model
@@ -36,6 +40,7 @@ SWEEPS, BURN_IN = 33, 7  # as in the thesis
 BLOCK, SHRINK = 6, 26  # the thesis gives neither
 EVERY = 2  # sweeps from one that is graded to the next
 SEED = 1
+STARTS = {"greedy": "the model's first guess", "random": "random tokens"}
 LONGEST = 20  # tokens of a source
 SEARCHED = 1000  # sentences that are looked through for short ones
 
@@ -95,15 +100,21 @@ def chosen(reader: Reader, examples: int) -> tuple[list[Sentence], list[Sequence
     return [sentence for sentence, _ in short[:examples]], [answer for _, answer in short[:examples]]
 
 
-def measure(reader: Reader, setting: Setting, examples: int, chains: int) -> dict[str, list[list[float]]]:
+def measure(
+    reader: Reader, setting: Setting, examples: int, chains: int, start: str
+) -> dict[str, list[list[float]]]:
     """Run chains: acceptance and novel transitions of each sweep, local energy and BLEU of those that are graded."""
     sentences, answers = chosen(reader, examples)
     batch = reader.fit_lengths(reader.collate(sentences), None)
     free = energies.variables(batch).repeat_interleave(chains, dim=0)
     kernel = setting.kernel().kernel(reader.model, batch)
-    start = random_start(batch, reader.size, generator(batch.gold.device, SEED, 0), chains)
+    tokens = (
+        warm_start(reader.model, batch, chains)
+        if start == "greedy"
+        else random_start(batch, reader.size, generator(batch.gold.device, SEED, 0), chains)
+    )
     found: dict[str, list[list[float]]] = {"acceptance": [], "novel": [], "energy": [], "score": []}
-    for number, state, info in sweeps_from(kernel, kernel.init(start), SEED, SWEEPS):
+    for number, state, info in sweeps_from(kernel, kernel.init(tokens), SEED, SWEEPS):
         proposed = max(1, int(info.proposed.sum()))
         found["acceptance"].append([number, int(info.accepted.sum()) / proposed])
         found["novel"].append([number, int(info.novel.sum()) / proposed])
@@ -166,20 +177,21 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--examples", type=int, default=30)
     parser.add_argument("--chains", type=int, default=5)
+    parser.add_argument("--start", choices=tuple(STARTS), default="greedy")
     wishes = parser.parse_args()
     torch.set_flush_denormal(True)
     reader, found = open_model(wishes.run), {}
     wishes.folder.mkdir(parents=True, exist_ok=True)
     settings = dict.fromkeys(s for columns in TABLES.values() for row in columns.values() for s in row)
     for number, setting in enumerate(settings, start=1):
-        kept = wishes.folder / f"{setting.name}-{wishes.examples}x{wishes.chains}.json"
+        kept = wishes.folder / f"{setting.name}-{wishes.start}-{wishes.examples}x{wishes.chains}.json"
         print(f"[{number}/{len(settings)}] {setting.name}", file=sys.stderr, flush=True)
         if not kept.is_file():
-            replace_json(kept, measure(reader, setting, wishes.examples, wishes.chains))
+            replace_json(kept, measure(reader, setting, wishes.examples, wishes.chains, wishes.start))
         found[setting.name] = json.loads(kept.read_text())
     about = (
-        f"{wishes.examples} development sentences of at most {LONGEST} tokens, {wishes.chains} chains each from random tokens; means of sweeps {BURN_IN + 1} to"
-        f" {SWEEPS}. Regenerated by `python tools/sampling_study.py RUN FOLDER --examples {wishes.examples} --chains {wishes.chains}`.\n"
+        f"{wishes.examples} development sentences of at most {LONGEST} tokens, {wishes.chains} chains each from {STARTS[wishes.start]}; means of sweeps {BURN_IN + 1} to"
+        f" {SWEEPS}. Regenerated by `python tools/sampling_study.py RUN FOLDER --examples {wishes.examples} --chains {wishes.chains} --start {wishes.start}`.\n"
     )
     for name, columns in TABLES.items():
         (ROOT / "results" / f"sampling_{name}.md").write_text(

@@ -39,12 +39,16 @@ def test_tables_and_pictures(tool: Any, tmp_path: Path, monkeypatch: pytest.Monk
     rows = (tmp_path / "results/sampling_temperature.md").read_text().splitlines()
     assert rows[0] == "| setting | sampler | local energy | accepted | novel | BLEU |"
     assert sum(row.startswith("| 0.5 |") for row in rows) == 2  # local and Gibbs
-    gibbs = json.loads((chains / "gibbs-1x2.json").read_text())
+    gibbs = json.loads((chains / "gibbs-greedy-1x2.json").read_text())
     assert [sweep for sweep, _ in gibbs["novel"]] == [1, 2, 3]
     assert all(share == 1.0 for _, share in gibbs["acceptance"])
     assert [sweep for sweep, _ in gibbs["score"]] == [2, 3]
     for name in ("plain", "block", "anneal"):
         assert "<svg" in (tmp_path / f"docs/sampling_{name}.svg").read_text()
+    reader = tool.open_model(run)
+    for start in ("greedy", "random"):
+        found = tool.measure(reader, tool.Setting("gibbs"), 1, 2, start)
+        assert (found == gibbs) == (start == "greedy")
     monkeypatch.setattr(tool, "measure", None)  # nothing is left to be done
     before = (tmp_path / "results/sampling_plain.md").read_bytes()
     assert tool.main() == 0
