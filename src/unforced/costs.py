@@ -186,6 +186,8 @@ class Listed(Hamming):
     >>> cost = Listed(9, torch.tensor([3 * 9 + 4]), torch.tensor([5.0]), other=0.5)
     >>> cost(torch.tensor([3]), torch.tensor([[3, 4, 7]]))
     tensor([[0.0000, 5.0000, 0.5000]])
+    >>> cost(torch.tensor([2]), torch.tensor([[9 + 4]]))  # no name, so not listed
+    tensor([[0.5000]])
     """
 
     size: int
@@ -207,7 +209,10 @@ class Listed(Hamming):
             pairs, known = self.pairs.to(tokens.device), self.costs.to(tokens.device)
             asked = gold * self.size + tokens
             place = torch.searchsorted(pairs, asked).clamp(max=len(pairs) - 1)
-            listed = (pairs[place] == asked) & ~ended.unsqueeze(1)
+            named = (tokens < self.size) & (
+                gold < self.size
+            )  # a model may have more ids than there are names
+            listed = (pairs[place] == asked) & named & ~ended.unsqueeze(1)
             costs = torch.where(listed, known[place], costs)
         return wrong * costs
 

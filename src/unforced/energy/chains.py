@@ -191,6 +191,10 @@ class _Run:
             state, sizes = self.kernel.init(tokens), {}
         else:
             saved = checkpoints.read(newest)
+            if set(saved.model) != set(ChainState._fields):
+                raise InputError(
+                    f"{self.place.path}: was saved by another version of unforced, and can't go on"
+                )
             state = ChainState(**{name: leaf.to(tokens.device) for name, leaf in saved.model.items()})
             sizes = saved.state["logs"]
         with self.logs(sizes), catch_signals() as signals:
