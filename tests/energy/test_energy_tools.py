@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from unforced.comparison import Cell, Comparison, Row, RunState
 from unforced.recipe import load
 from unforced.tasks.hmm import HMM
 
-TOOLS = Path(__file__).resolve().parents[2] / "tools"
 MEASURES = ("sequence_nll", "pseudo_nll", "masked_nll")
 PROJECTED = {"mlm_100k": 5.8, "pll_30": 6.5, "kl_30": 5.2, "pll_100": 5.6, "kl_100": 5.1}
-
-
-def tool(name: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    spec = importlib.util.spec_from_file_location(name, TOOLS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    monkeypatch.setattr(module, "ROOT", root)
-    monkeypatch.setattr("sys.argv", [name, str(root)])
-    for folder in ("docs", "results"):
-        (root / folder).mkdir()
-    return module
 
 
 def comparison(scores: dict[str, float], baseline: str) -> Comparison:
@@ -46,8 +30,8 @@ def write(folder: Path, recipe: str, found: Comparison) -> None:
     (folder / "recipe.toml").write_text(load(recipe).to_toml())
 
 
-def test_lines_have_the_scores_of_the_variants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    figure = tool("projection_figure", tmp_path, monkeypatch)
+def test_lines_have_the_scores_of_the_variants(tmp_path: Path, tool: Callable[..., Any]) -> None:
+    figure = tool("projection_figure", tmp_path)
     panel = figure.panel(comparison(PROJECTED, "mlm_100k"), truth=4.97)
     found = {line.label: (tuple(line.x), tuple(line.y)) for line in panel.lines}
     assert found[figure.SAYS["pll"]] == ((30, 100), (6.5, 5.6))
@@ -59,8 +43,8 @@ def test_lines_have_the_scores_of_the_variants(tmp_path: Path, monkeypatch: pyte
     assert "<svg" in (tmp_path / "docs/projection.svg").read_text()
 
 
-def test_the_table_has_a_row_for_each_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    table = tool("energy_table", tmp_path, monkeypatch)
+def test_the_table_has_a_row_for_each_size(tmp_path: Path, tool: Callable[..., Any]) -> None:
+    table = tool("energy_table", tmp_path)
     for name in table.SAYS:
         if name == "energy_phonemes":
             found = comparison({"pll": 14.5, "mlm": 18.2}, "pll")

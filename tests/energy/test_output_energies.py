@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,21 +14,12 @@ from masked_folders import conditional_run
 from unforced.energy import energies
 from unforced.sentences import open_model
 
-TOOL = Path(__file__).resolve().parents[2] / "tools" / "output_energies.py"
-
 
 def test_a_row_for_each_decoder_and_one_for_the_references(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, tool: Callable[..., Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    spec = importlib.util.spec_from_file_location("output_energies", TOOL)
-    assert spec is not None
-    assert spec.loader is not None
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
-    monkeypatch.setattr(tool, "ROOT", tmp_path)
-    (tmp_path / "results").mkdir()
     run = conditional_run(tmp_path)
-    monkeypatch.setattr("sys.argv", ["x", str(run), "--split", "test"])
+    script = tool("output_energies", run, "--split", "test")
     reader = open_model(run)
     example = reader.task.task.read("dev")[0]  # type: ignore[attr-defined]
     answer = example.answers[0]
@@ -35,10 +27,10 @@ def test_a_row_for_each_decoder_and_one_for_the_references(
     (run / "predictions").mkdir(exist_ok=True)
     for old in (run / "predictions").glob("test-*"):
         old.unlink()
-    assert tool.main() == 2
+    assert script.main() == 2
     assert "has no predictions for test" in capsys.readouterr().err
     (run / "predictions" / "test-one.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert tool.main() == 0
+    assert script.main() == 0
     rows = (tmp_path / "results/output_energies.md").read_text().splitlines()
     batch = reader.collate([reader.read(f"{example.source}\t{answer}")])
     with torch.no_grad():
@@ -49,4 +41,4 @@ def test_a_row_for_each_decoder_and_one_for_the_references(
     assert [row[0] for row in cells] == ["references", "one"]
     for row in cells:  # the empty output has no energy
         assert [float(cell) for cell in row[1:3]] == pytest.approx([local, raw], abs=0.006)
-    assert tool.doubled(["a a a", "b"]) == 50.0
+    assert script.doubled(["a a a", "b"]) == 50.0
