@@ -1,8 +1,9 @@
 """Figure 6.1 of Goyal (2021): what few strings make of a masked model, by training and by their number.
 
-    python tools/projection_figure.py COMPARISON
+    python tools/projection_figure.py RUNS
 
-COMPARISON is the folder that ``unforced compare energy_projection`` left. The picture goes to docs/projection.svg.
+RUNS is the folder in which ``unforced compare`` left the comparisons energy_projection and energy_projection_phonemes, or one of
+them. The picture goes to docs/projection.svg, a panel for each.
 """
 
 from __future__ import annotations
@@ -15,8 +16,13 @@ from pathlib import Path
 from unforced.comparison import Comparison, read_comparison
 from unforced.plots.figure import Line, Panel, draw
 from unforced.recipe import load
+from unforced.tasks.synthetic import Synthetic
 
 ROOT = Path(__file__).resolve().parent.parent
+TITLES = {
+    "energy_projection": "strings of a hidden Markov model",
+    "energy_projection_phonemes": "phonemes of English words",
+}
 MEASURE = "sequence_nll"
 SAYS = {
     "pll": "pseudo-likelihood, from scratch",
@@ -25,8 +31,11 @@ SAYS = {
 }
 
 
-def panel(comparison: Comparison, truth: float) -> Panel:
-    """A line for each training, its points by the number of strings; level lines for the masked model and the truth."""
+def panel(comparison: Comparison, title: str, strings: int, truth: float | None) -> Panel:
+    """A line for each training, its points by the number of strings; level lines for the masked model and for the truth, if known.
+
+    ``strings`` is the number of those that the masked model has learnt from.
+    """
     points: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for row in comparison.rows:
         if row.variant != comparison.baseline:
@@ -37,20 +46,30 @@ def panel(comparison: Comparison, truth: float) -> Panel:
     sizes = sorted({size for line in points.values() for size, _ in line})
     ends = (sizes[0], sizes[-1])
     lines = [Line(SAYS[training], *zip(*sorted(line))) for training, line in points.items()]
-    lines.append(Line("the masked model itself (100,000 strings)", ends, (level, level)))
-    lines.append(Line("the true distribution, on the same test strings", ends, (truth, truth)))
-    return Panel(lines, "training strings", "negative log-likelihood of a string, nats", log_x=True)
+    lines.append(Line(f"the masked model itself ({strings:,} strings)", ends, (level, level)))
+    if truth is not None:
+        lines.append(Line("the true distribution, on the same test strings", ends, (truth, truth)))
+    return Panel(lines, "training strings", "negative log-likelihood of a string, nats", title, log_x=True)
+
+
+def panel_of(folder: Path) -> Panel:
+    recipe = load(folder / "recipe.toml")
+    task = recipe.single(recipe.baseline).task
+    known = isinstance(task, Synthetic)
+    return panel(
+        read_comparison(folder / "comparison.json"),
+        TITLES[folder.name],
+        task.size if known else task.train_limit,
+        task.surprise("test") if known else None,
+    )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Draw what the comparison energy_projection found.")
-    parser.add_argument("comparison", type=Path)
-    folder = parser.parse_args().comparison
-    task = load(folder / "recipe.toml").task
-    draw(
-        [panel(read_comparison(folder / "comparison.json"), task.surprise("test"))],
-        ROOT / "docs" / "projection.svg",
-    )
+    parser = argparse.ArgumentParser(description="Draw what comparisons of projections found.")
+    parser.add_argument("runs", type=Path)
+    runs = parser.parse_args().runs
+    present = [name for name in TITLES if (runs / name / "comparison.json").is_file()]
+    draw([panel_of(runs / name) for name in present], ROOT / "docs" / "projection.svg")
     return 0
 
 

@@ -32,13 +32,18 @@ def write(folder: Path, recipe: str, found: Comparison) -> None:
 
 def test_lines_have_the_scores_of_the_variants(tmp_path: Path, tool: Callable[..., Any]) -> None:
     figure = tool("projection_figure", tmp_path)
-    panel = figure.panel(comparison(PROJECTED, "mlm_100k"), truth=4.97)
-    found = {line.label: (tuple(line.x), tuple(line.y)) for line in panel.lines}
-    assert found[figure.SAYS["pll"]] == ((30, 100), (6.5, 5.6))
-    assert found[figure.SAYS["kl"]] == ((30, 100), (5.2, 5.1))
-    levels = [values for label, values in found.items() if label not in figure.SAYS.values()]
-    assert levels == [((30, 100), (5.8, 5.8)), ((30, 100), (4.97, 4.97))]
-    write(tmp_path, "energy_projection", comparison(PROJECTED, "mlm_100k"))
+    for name, baseline in (("energy_projection", "mlm_100k"), ("energy_projection_phonemes", "mlm_35k")):
+        measured = {baseline if key == "mlm_100k" else key: nll for key, nll in PROJECTED.items()}
+        write(tmp_path / name, name, comparison(measured, baseline))
+        panel = figure.panel_of(tmp_path / name)
+        found = {line.label: (tuple(line.x), tuple(line.y)) for line in panel.lines}
+        assert found.pop(figure.SAYS["pll"]) == ((30, 100), (6.5, 5.6))
+        assert found.pop(figure.SAYS["kl"]) == ((30, 100), (5.2, 5.1))
+        strings = "100,000" if name == "energy_projection" else "35,000"
+        assert found.pop(f"the masked model itself ({strings} strings)") == ((30, 100), (5.8, 5.8))
+        levels = [y for _, y in found.values()]
+        true = HMM(emissions="low").surprise("test")
+        assert levels == ([(true, true)] if name == "energy_projection" else [])
     assert figure.main() == 0
     assert "<svg" in (tmp_path / "docs/projection.svg").read_text()
 

@@ -168,6 +168,19 @@ def test_phonemes_split_entries_completely() -> None:
 
 
 @pytest.mark.usefixtures("dictionary")
+def test_phonemes_that_are_skipped_are_those_of_a_limit() -> None:
+    whole, few, others = (
+        Phonemes(**options).read("train") for options in ({}, {"train_limit": 20}, {"train_skip": 20})
+    )
+    assert [*few, *others] == list(whole)
+    assert others.dropped == {**whole.dropped, "skipped": 20}
+    assert Phonemes(train_skip=20).read("test") == Phonemes().read("test")
+    assert not Phonemes(train_skip=10**6).read("train")
+    with pytest.raises(InputError, match="train_skip must be at least 0, not -1"):
+        Phonemes(train_skip=-1)
+
+
+@pytest.mark.usefixtures("dictionary")
 def test_distinct_phonemes_are_disjoint() -> None:
     strings = [e.target for split in SPLITS for e in Phonemes(distinct=True, dev_share=0.2).read(split)]
     assert len(strings) == len(set(strings))

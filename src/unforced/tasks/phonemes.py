@@ -33,6 +33,7 @@ class Phonemes:
     distinct: bool = False  # keep each string once
     dev_share: float = 0.05  # share of all strings for development
     seed: int = 0  # of the split
+    train_skip: int = 0  # leave out so many strings, at random: those that a train_limit of as many takes
     train_limit: int | None = None  # take only so many strings, at random
     dev_limit: int | None = None  # the same for development
     test_limit: int | None = None  # the same for test
@@ -43,6 +44,8 @@ class Phonemes:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"{name} must be at least 1, not {value}.")
+        if self.train_skip < 0:
+            raise InputError(f"train_skip must be at least 0, not {self.train_skip}.")
         if not 0 < self.dev_share < 0.9:
             raise InputError(f"dev_share must be between 0 and 0.9, not {self.dev_share}.")
         check_measures(self.measures)
@@ -65,6 +68,9 @@ class Phonemes:
             else:
                 chosen.append((place, text))
         chosen.sort()
+        if split == "train" and self.train_skip:
+            dropped["skipped"] = min(self.train_skip, len(chosen))
+            chosen = chosen[self.train_skip :]
         return limited([Example(None, text) for _, text in chosen], dropped, getattr(self, f"{split}_limit"))
 
     def _split(self, place: float) -> Split:
