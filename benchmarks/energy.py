@@ -92,7 +92,8 @@ def _sweep(model: Any, batch: Any, rounds: int) -> list[dict]:
     """One sweep over all sentences, against the plain loop with the same random numbers."""
     import torch
 
-    from unforced.energy.kernels import MetropolisHastings, sweep
+    from unforced.energy.kernels import sweep
+    from unforced.energy.metropolis_hastings import MetropolisHastings
 
     rows = []
     for energy in ("raw", "local"):
@@ -150,7 +151,8 @@ def _steps(model: Any, batch: Any, rounds: int) -> list[dict]:
     """What a step costs with either energy, over the steps of a sweep from the same state."""
     import torch
 
-    from unforced.energy.kernels import Kernel, MetropolisHastings, MetropolisWalk, sweep
+    from unforced.energy.kernels import Kernel, sweep
+    from unforced.energy.metropolis_hastings import MetropolisHastings, MetropolisWalk
 
     say("  a step with either energy")
 

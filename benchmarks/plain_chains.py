@@ -13,7 +13,8 @@ from torch import Tensor
 
 from unforced import streams
 from unforced.energy.energies import allowed, variables
-from unforced.energy.kernels import ChainState, MetropolisHastings, MetropolisWalk
+from unforced.energy.kernels import ChainState
+from unforced.energy.metropolis_hastings import MetropolisHastings, MetropolisWalk
 from unforced.types import Batch
 
 

@@ -27,8 +27,9 @@ from unforced.decoding.search import evaluating
 from unforced.energy import energies
 from unforced.energy.chains import sweeps_from
 from unforced.energy.gibbs import Gibbs
-from unforced.energy.kernels import MetropolisHastings, Sampler
+from unforced.energy.kernels import Sampler
 from unforced.energy.mask_predict import random_start, warm_start
+from unforced.energy.metropolis_hastings import MetropolisHastings
 from unforced.graded import graded
 from unforced.plots.figure import Line, Panel, draw
 from unforced.sentences import Reader, Sentence, open_model

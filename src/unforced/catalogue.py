@@ -63,7 +63,7 @@ CATALOGUE: dict[str, dict[str, str]] = {
         "chain": "unforced.energy.chain:Chain",
     },
     "kernels": {
-        "metropolis_hastings": "unforced.energy.kernels:MetropolisHastings",
+        "metropolis_hastings": "unforced.energy.metropolis_hastings:MetropolisHastings",
         "gibbs": "unforced.energy.gibbs:Gibbs",
     },
     "costs": {

@@ -20,8 +20,9 @@ from torch import Tensor
 from unforced.energy import chains
 from unforced.energy.chains import ChainFolder, run_chains, simulate
 from unforced.energy.gibbs import Gibbs
-from unforced.energy.kernels import Kernel, MetropolisHastings
+from unforced.energy.kernels import Kernel
 from unforced.energy.mask_predict import random_start
+from unforced.energy.metropolis_hastings import MetropolisHastings
 from unforced.errors import InputError
 from unforced.training import checkpoints
 

@@ -29,7 +29,7 @@ from torch import Tensor
 from unforced import streams
 from unforced.energy import Gibbs, MetropolisHastings, energies, random_start, sweep
 from unforced.energy.gibbs import GibbsWalk
-from unforced.energy.kernels import MetropolisWalk
+from unforced.energy.metropolis_hastings import MetropolisWalk
 from unforced.errors import InputError
 from unforced.models.conditional import ConditionalMasked
 from unforced.models.field import Field

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from unforced.energy import MetropolisHastings
 from unforced.energy.energies import Found
-from unforced.energy.kernels import ChainState, MetropolisWalk, Proposed, Turn
+from unforced.energy.kernels import ChainState, Proposed, Turn
+from unforced.energy.metropolis_hastings import MetropolisWalk
 from unforced.types import Batch
 
 

@@ -24,12 +24,12 @@ from unforced.energy.kernels import (
     ChainInfo,
     ChainState,
     Kernel,
-    MetropolisHastings,
     Sampler,
     SweepInfo,
     sweep,
 )
 from unforced.energy.mask_predict import MaskPredict, random_start, warm_start
+from unforced.energy.metropolis_hastings import MetropolisHastings
 
 __all__ = [
     "Chain",

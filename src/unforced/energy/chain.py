@@ -11,8 +11,9 @@ from torch import Tensor
 from unforced.decoding.sampling import best_first
 from unforced.decoding.search import evaluating
 from unforced.energy import energies
-from unforced.energy.kernels import MetropolisHastings, Sampler, sweep
+from unforced.energy.kernels import Sampler, sweep
 from unforced.energy.mask_predict import guessed_lengths, random_start, warm_start
+from unforced.energy.metropolis_hastings import MetropolisHastings
 from unforced.errors import InputError, check_choice
 from unforced.models.protocol import require
 from unforced.types import Batch, Hypotheses
