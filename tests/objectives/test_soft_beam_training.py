@@ -323,3 +323,45 @@ def test_a_model_without_mixtures_is_named():
         InputError, match="soft_beam needs a model with embed_mix, which NoMixing doesn't have"
     ):
         loss_of(SoftBeam(), NoMixing(), reversing(1, 0))
+
+
+# ---- a bound on the gradients of single examples ----
+
+
+@BOTH
+@pytest.mark.parametrize("loss", ["direct", "hinge"])
+def test_a_bound_that_nothing_reaches_changes_nothing(kind, loss):
+    model, batch = build(kind).double(), reversing(5, 3)
+    plain = gradient(loss_of(SoftBeam(alpha=3.0, loss=loss), model, batch), model)
+    bounded = gradient(loss_of(SoftBeam(alpha=3.0, loss=loss, clip=1e9), model, batch), model)
+    torch.testing.assert_close(bounded, plain, rtol=1e-12, atol=1e-14)
+
+
+def test_gradients_are_bounded_example_by_example(trained):
+    model, batch = copy.deepcopy(trained).double(), reversing(24, 7, noise=0.2)
+    singles = [batch.select(torch.tensor([row])) for row in range(len(batch))]
+
+    def each(clip: float | None) -> torch.Tensor:
+        objective = SoftBeam(alpha=8.0, clip=clip, keep=None)
+        return torch.stack([gradient(loss_of(objective, model, one), model) for one in singles])
+
+    plain, bounded = each(None), each(0.005)
+    before, after = plain.norm(dim=1), bounded.norm(dim=1)
+    assert after.max() < 0.5 * before.max()
+    together = loss_of(SoftBeam(alpha=8.0, clip=0.005, keep=None), model, batch)
+    torch.testing.assert_close(gradient(together, model), bounded.sum(dim=0), rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_the_bound_goes_with_the_scale_of_the_loss(trained, checkpoint):
+    model, batch = copy.deepcopy(trained).double(), reversing(8, 7, noise=0.2)
+    objective = SoftBeam(alpha=8.0, clip=0.05, checkpoint=checkpoint)
+    plain = loss_of(SoftBeam(alpha=8.0, clip=0.05), model, batch)
+    found = loss_of(objective, model, batch)
+    scaled = found._replace(total=found.total / 1000)
+    torch.testing.assert_close(gradient(scaled, model) * 1000, gradient(plain, model), rtol=1e-9, atol=1e-12)
+
+
+def test_a_bound_is_positive():
+    with pytest.raises(InputError, match="clip must be positive, or none, not 0"):
+        SoftBeam(clip=0)

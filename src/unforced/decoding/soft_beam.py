@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -84,6 +85,7 @@ class SoftTop:
     cost: Cost | None = None  # d_t
     prepared: Tensor | None = None  # [B,T,…] by the cost
     margin: bool = False  # whether costs are added to s̃ as well
+    watch: Callable[[Tensor], None] | None = None  # is shown log p_i [B,K,M] of each step
     tracing: bool = False  # for decoding: record the likeliest path, and stop when all has ended
 
     def begin(self, limits: Tensor) -> SoftMemory:
@@ -140,6 +142,8 @@ class SoftTop:
             chosen.filled,
             chosen.log_weights,
         )
+        if self.watch is not None:
+            self.watch(log_weights)
         weights = log_weights.exp()  # [B,K,M]
         s = torch.bmm(weights, candidates.scores.unsqueeze(2)).squeeze(2)
         if candidates.tokens is None or candidates.parents is None:

@@ -45,6 +45,10 @@ class SoftBeam:
     the decoder; the encoder has it as it trains. It would fall differently on every hypothesis, step and the gold, so that the
     search ranks by chance, and a margin would mostly measure that.
 
+    ``clip`` bounds how much any step's mixtures can move an example's loss: where the gradient with respect to their log-weights is longer,
+    it is made as short, on its way back. Every step multiplies what comes back by about α times a difference of scores, so without a bound
+    a few examples out of many have gradients hundreds of times as long as the others', and these are what an update then follows.
+
     Start from a model trained with cross-entropy or ``self_normalized``: from random weights this learns little. The total
     is a sum over examples, divided by the number of gold tokens.
 
@@ -66,6 +70,7 @@ class SoftBeam:
     beyond: int = 0  # steps behind the gold's end, where outputs end
     checkpoint: bool = False  # whether steps are made again in the backward pass, to save memory
     dropout: bool = False  # whether it is on in the decoder
+    clip: float | None = None  # longest gradient of an example's loss at a step's mixtures
 
     def __post_init__(self) -> None:
         check_soft(self.beam, self.keep, self.tolerance)
@@ -73,6 +78,8 @@ class SoftBeam:
         check_choice("scores", self.scores, Literal["local", "global"])
         if self.beyond < 0:
             raise InputError(f"beyond must be at least 0, not {self.beyond}")
+        if self.clip is not None and not self.clip > 0:
+            raise InputError(f"clip must be positive, or none, not {self.clip}")
         check_values(self.alpha, checked_alpha)
 
     def fitted(self, codec: Any, examples: Any = ()) -> SoftBeam:
@@ -86,9 +93,10 @@ class SoftBeam:
         require(model, "soft_beam", "start", "embed", "embed_mix", "advance", "score")
         check_end(batch.symbols)
         alpha, state = checked_alpha(at(self.alpha, progress)), model.start(batch)
+        clip = None if self.clip is None else ExampleClip(self.clip)
         steps = batch.mask.sum(dim=1) + (0 if batch.symbols.eos is None else self.beyond)  # [B]
         with nullcontext() if self.dropout else undropped(model):
-            end = self.searched(model, batch, state, steps, alpha)
+            end = self.searched(model, batch, state, steps, alpha, clip)
             gold = self.gold_score(model, batch, state) if self.loss == "hinge" else None
         weights = peaked_softmax(end.scores.masked_fill(~end.filled, -torch.inf), alpha)  # [B,K]
         costs = (weights * end.costs).sum(dim=1)
@@ -96,6 +104,8 @@ class SoftBeam:
         if gold is not None:
             best = (weights * end.scores).sum(dim=1) + end.offset
             losses = (best - gold).clamp(min=0.0)
+        if clip is not None:
+            clip.measure(losses)
         tokens, examples = batch.mask.sum().float(), torch.tensor(float(len(batch)), device=steps.device)
         metrics = {
             "cost": (costs.detach().sum().float(), tokens),
@@ -105,7 +115,13 @@ class SoftBeam:
         return Loss(losses.sum(), tokens, metrics)
 
     def searched(
-        self, model: StepDecoder, batch: Batch, state: DecoderState, steps: Tensor, alpha: float
+        self,
+        model: StepDecoder,
+        batch: Batch,
+        state: DecoderState,
+        steps: Tensor,
+        alpha: float,
+        clip: ExampleClip | None = None,
     ) -> SoftMemory:
         """The relaxed search over ``steps`` [B] of each example."""
         longest = int(steps.max()) if steps.numel() else 0
@@ -118,6 +134,7 @@ class SoftBeam:
             self.cost,
             self.cost.prepare(batch, longest),
             margin=self.loss == "hinge",
+            watch=None if clip is None else clip.bound,
         )
         if self.checkpoint:
             stretch = math.isqrt(max(longest - 1, 0)) + 1  # √T, rounded up
@@ -134,3 +151,44 @@ class SoftBeam:
             found = found - scores.logsumexp(dim=1)
         examples = batch.mask.nonzero()[:, 0]
         return found.new_zeros(len(batch)).index_add(0, examples, found)
+
+
+class ExampleClip:
+    """Shortens gradients at mixtures on their way back, example by example, to ``most`` times what comes in at an example's loss.
+
+    >>> scores, values = torch.zeros(2, 1, 2, requires_grad=True), torch.tensor([[1.0, 9.0], [1.0, 1.4]])
+    >>> mixtures, clip = scores.log_softmax(dim=2), ExampleClip(1.0)
+    >>> clip.bound(mixtures)
+    >>> losses = (mixtures.exp().squeeze(1) * values).sum(dim=1)
+    >>> clip.measure(losses)
+    >>> (losses.sum() / 100).backward()
+    >>> scores.grad.squeeze(1) * 100
+    tensor([[-0.7071,  0.7071],
+            [-0.1000,  0.1000]])
+    """
+
+    def __init__(self, most: float) -> None:
+        self.most, self.unit = most, torch.ones(())
+
+    def measure(self, losses: Tensor) -> None:
+        """Losses [B]: their gradients, known first, are what others are compared with."""
+        if losses.requires_grad:
+            losses.register_hook(self._remember)
+
+    def bound(self, log_weights: Tensor) -> None:
+        """Log-weights [B,K,M] of mixtures, of the examples in any number and order.
+
+        What counts is how weights move against one another: that all of a mixture cost the same moves none.
+        """
+        if log_weights.requires_grad:
+            weights = log_weights.detach().exp()
+            log_weights.register_hook(
+                lambda gradient: self._shortened(gradient - weights * gradient.sum(dim=-1, keepdim=True))
+            )
+
+    def _remember(self, gradient: Tensor) -> None:
+        self.unit = gradient.abs().max()
+
+    def _shortened(self, gradient: Tensor) -> Tensor:
+        norms = gradient.flatten(1).norm(dim=1).clamp(min=torch.finfo(gradient.dtype).tiny)
+        return gradient * (self.most * self.unit.to(norms) / norms).clamp(max=1.0).view(-1, 1, 1)
