@@ -15,10 +15,10 @@ from unforced.decoding.constraints import Constraints
 from unforced.decoding.search import search, undropped
 from unforced.decoding.soft_beam import SoftMemory, SoftTop, check_end, check_soft
 from unforced.errors import InputError, check_choice
-from unforced.masking import widened
+from unforced.masking import FLOOR, widened
 from unforced.models.protocol import StepDecoder, require, stepping
 from unforced.objectives.cross_entropy import gold_scores
-from unforced.relax import checked_alpha, peaked_softmax
+from unforced.relax import checked_alpha
 from unforced.schedules import Exponential, Schedule, at, check_values
 from unforced.types import Batch, DecoderState, Loss, Progress
 
@@ -45,7 +45,7 @@ class SoftBeam:
     the decoder; the encoder has it as it trains. It would fall differently on every hypothesis, step and the gold, so that the
     search ranks by chance, and a margin would mostly measure that.
 
-    ``clip`` bounds how much any step's mixtures can move an example's loss: where the gradient with respect to their log-weights is longer,
+    ``clip`` bounds how much the mixtures of a step, or w, can move an example's loss: where the gradient with respect to their log-weights is longer,
     it is made as short, on its way back. Every step multiplies what comes back by about α times a difference of scores, so without a bound
     a few examples out of many have gradients hundreds of times as long as the others', and these are what an update then follows.
 
@@ -98,7 +98,10 @@ class SoftBeam:
         with nullcontext() if self.dropout else undropped(model):
             end = self.searched(model, batch, state, steps, alpha, clip)
             gold = self.gold_score(model, batch, state) if self.loss == "hinge" else None
-        weights = peaked_softmax(end.scores.masked_fill(~end.filled, -torch.inf), alpha)  # [B,K]
+        log_weights = (end.scores.masked_fill(~end.filled, FLOOR) * alpha).log_softmax(dim=1)  # [B,K]
+        if clip is not None:
+            clip.bound(log_weights)
+        weights = log_weights.exp()
         costs = (weights * end.costs).sum(dim=1)
         losses = costs
         if gold is not None:
@@ -176,7 +179,7 @@ class ExampleClip:
             losses.register_hook(self._remember)
 
     def bound(self, log_weights: Tensor) -> None:
-        """Log-weights [B,K,M] of mixtures, of the examples in any number and order.
+        """Log-weights [B,...,M] of mixtures, of the examples in any number and order.
 
         What counts is how weights move against one another: that all of a mixture cost the same moves none.
         """
@@ -191,4 +194,5 @@ class ExampleClip:
 
     def _shortened(self, gradient: Tensor) -> Tensor:
         norms = gradient.flatten(1).norm(dim=1).clamp(min=torch.finfo(gradient.dtype).tiny)
-        return gradient * (self.most * self.unit.to(norms) / norms).clamp(max=1.0).view(-1, 1, 1)
+        factors = (self.most * self.unit.to(norms) / norms).clamp(max=1.0)
+        return gradient * factors.view(-1, *[1] * (gradient.dim() - 1))
