@@ -316,5 +316,7 @@ def report(*runs: str | Path, output: str | Path = "report.html") -> Path:
     """Write one offline page about run folders (only the tables, as Markdown, to a name in ``.md``); return its path."""
     from unforced.report import write_report, write_tables
 
+    if Path(output).suffix not in (".html", ".htm", ".md"):
+        raise InputError(f"{output}: a report's name ends in .html, or in .md for the tables alone")
     write = write_tables if Path(output).suffix == ".md" else write_report
     return write([Path(run) for run in runs], Path(output))

@@ -12,7 +12,7 @@ import shlex
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from cyclopts import App, CycloptsError, Parameter
 
@@ -393,18 +393,25 @@ def report(*runs: Path, output: Path = Path("report.html")) -> None:
 
 
 @app.command(name="list")
-def list_(kind: Kind, /, *, json_: Annotated[bool, Parameter(name="--json")] = False) -> None:
+def list_(kind: Kind | None = None, /, *, json_: Annotated[bool, Parameter(name="--json")] = False) -> None:
     """List what recipes can name.
 
     Parameters
     ----------
     kind
-        Which part of the catalogue.
+        Which part of the catalogue; the names of all parts unless given.
     json_
         All fields with types, defaults and choices, as JSON.
     """
     from unforced.describe import entries
 
+    if kind is None:
+        parts = {part: [entry["name"] for entry in entries(part)] for part in get_args(Kind)}
+        if json_:
+            print(json.dumps(parts, indent=2))
+        else:
+            table(("part", "names"), [(part, ", ".join(names)) for part, names in parts.items()])
+        return
     found = entries(kind)
     if json_:
         print(json.dumps(found, indent=2, ensure_ascii=False))

@@ -206,6 +206,8 @@ def read_variants(tables: Any) -> list[Variant]:
 
 def find_variant(variants: Iterable[Variant], name: str, where: str = "variant") -> Variant:
     by_name = {variant.name: variant for variant in variants}
+    if not by_name:
+        raise InputError(f'{where}: the recipe has no variants, so there is no "{name}" among them')
     if name not in by_name:
         raise InputError(f'{where}: "{name}" is not among the variants; {nearest(name, by_name)}')
     return by_name[name]

@@ -67,7 +67,7 @@ class Reader(ABC):
 
     def examples(self, split: Split, count: int) -> list[Sentence]:
         """The first sentences of a part of the data."""
-        raise InputError(f"{self.name}: comes without data: give sentences or a length")
+        raise InputError(f"{self.name}: comes without data: give sentences (--input) or a length (--length)")
 
     def answers(self, split: Split, count: int) -> list[Sequence[Any]] | None:
         """What the outputs of those examples may be, where they have sources."""

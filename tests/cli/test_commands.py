@@ -58,7 +58,6 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["lisst"], 'Did you mean "list"?'),
         (["--verison"], "--verison"),
-        (["list"], "KIND"),
         (["list", "objectivs"], 'Did you mean "objectives"?'),
         (["list", "objectives", "--jsn"], "Did you mean --json?"),
         (["train"], "RECIPE"),
@@ -76,6 +75,10 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         (["compare", "g2p", "--seeds", "1,x"], 'seeds: expected a list (each a whole number), not "[1,x]"'),
         (["report"], "report needs at least one run folder"),
         (["report", "absent"], "absent"),
+        (["report", "absent", "--output", "x.pdf"], "x.pdf: a report's name ends in .html, or in .md"),
+        (["train", "pairs", "--variant", "x"], 'the recipe has no variants, so there is no "x" among them'),
+        (["train", "pairs", "task.train=."], "task.train wants a file, and . is a folder"),
+        (["train", "g2p", "training.warm_start=absent"], "absent: is not a run folder"),
         (["evaluate", "absent"], "absent: is not a run folder"),
         (["evaluate", "absent", "--split", "tset"], 'Did you mean "test"?'),
         (["decode", "absent"], "absent: is not a run folder"),
@@ -105,6 +108,17 @@ def test_list_recipes(capsys: pytest.CaptureFixture[str]) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert [line.split("\t")[0] for line in lines] == list(builtin())
     assert all(line.split("\t")[1] for line in lines)
+
+
+def test_list_says_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list"]) == 0
+    parts = dict(line.split("\t") for line in capsys.readouterr().out.splitlines())
+    assert {part: names.split(", ") for part, names in parts.items()} == {
+        **{part: list(names) for part, names in CATALOGUE.items()},
+        "recipes": list(builtin()),
+    }
+    assert main(["list", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["recipes"] == list(builtin())
 
 
 @pytest.mark.parametrize("kind", CATALOGUE)

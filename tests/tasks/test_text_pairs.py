@@ -89,7 +89,7 @@ def test_dropped_examples_are_counted_with_reasons(tmp_path: Path) -> None:
 
 
 BAD = [
-    ("empty.tsv", "", r"too few different sources to hold some out \(0\)"),
+    ("empty.tsv", "", r"empty\.tsv has no usable example \(the file is empty\)"),
     ("two.tsv", "a\tb\nc\td\n", "too few different sources"),
     ("columns.tsv", "a\tb\nc\n", r"columns\.tsv:2"),
     ("keys.jsonl", '{"source": "a"}\n', r"keys\.jsonl:1: the key 'target' is missing"),

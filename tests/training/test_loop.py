@@ -154,17 +154,43 @@ def test_a_loss_that_is_no_number_stops_at_its_step(folder: Path, gradient: bool
     assert all(tensor.isfinite().all() for tensor in checkpoints.read_model(run.checkpoints()[-1]).values())
 
 
-def test_early_stopping_and_a_metric_that_falls(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_early_stopping_and_a_metric_that_falls(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     scores = iter([0.5, 0.4, 0.4, 0.3, 0.45, float("nan"), 0.3])
     monkeypatch.setattr(Exact, "score", lambda self, sums: next(scores))
     monkeypatch.setattr("toy_training.CopyTask.metrics", lambda self: (Exact(higher_is_better=False),))
     options = Training(**{**SHORT, "epochs": 50}, validate_every=2, patience=3)
-    found = train(job(options=options), folder / "run", quiet=True)
+    found = train(job(options=options), folder / "run")
     assert found.reason == "patience"
     assert found.steps == 14
-    assert found.best == {"checkpoint": "step-00000008", "metric": "exact", "score": 0.3, "step": 8}
+    assert found.best == {
+        "checkpoint": "step-00000014",
+        "metric": "exact",
+        "score": 0.3,
+        "step": 14,
+    }  # the same again
     kept = [path.name for path in RunFolder(folder / "run").checkpoints()]
-    assert kept == ["step-00000008", "step-00000012", "step-00000014"]
+    assert kept == [
+        "step-00000008",
+        "step-00000012",
+        "step-00000014",
+    ]  # of the last two, both and the best they name
+    said = " ".join(capsys.readouterr().err.split())
+    assert "stopped at step 14 of 300: exact has not become better in 3 validations" in said
+
+
+def test_patience_begins_behind_the_warmup(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Exact, "score", lambda self, sums: 0.0)
+    options = Training(**{**SHORT, "epochs": 50}, validate_every=2, patience=2, warmup=7)
+    assert train(job(options=options), folder / "run", quiet=True).steps == 10
+    short = Training(**{**SHORT, "epochs": 1}, warmup=1000)
+    train(job(options=short), folder / "short")
+    assert "updates lie within the learning rate's warmup of 1000" in " ".join(
+        capsys.readouterr().err.split()
+    )
 
 
 def test_steps_end_before_epochs_and_are_validated(folder: Path) -> None:
@@ -186,7 +212,7 @@ def test_a_warm_start_begins_with_the_best_weights_of_another_run(folder: Path) 
     ):
         train(job(options=options, width=8), folder / "third", quiet=True)
     nowhere = replace(options, warm_start=str(folder / "nowhere"))
-    with pytest.raises(InputError, match="nowhere: has no checkpoint yet"):
+    with pytest.raises(InputError, match="nowhere: is not a run folder"):
         train(job(options=nowhere), folder / "fourth", quiet=True)
 
 

@@ -1,4 +1,4 @@
-"""Beam search (CRB Algorithm 1): finished hypotheses leave the beam for a pool, or stay in it."""
+"""Beam search, in which finished hypotheses leave the beam for a pool, or stay in it."""
 
 from __future__ import annotations
 

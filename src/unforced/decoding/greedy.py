@@ -1,4 +1,7 @@
-"""One hypothesis an example: the selector that greedy search and sampling share, and greedy search itself."""
+"""Greedy search: the likeliest token at every step.
+
+The selector of one hypothesis an example is shared with sampling.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The continuous relaxation of beam search (CRB Algorithm 3): a selector for the search loop, and a decoder."""
+"""The continuous relaxation of beam search (Goyal et al. 2018, called CRB below).
+
+A selector for the search loop (Algorithm 3), and a decoder.
+"""
 
 from __future__ import annotations
 

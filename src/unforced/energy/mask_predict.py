@@ -1,4 +1,7 @@
-"""Mask-Predict (Ghazvininejad et al. 2019), and sequences for chains to start from."""
+"""Mask-Predict (Ghazvininejad et al. 2019): guess all tokens, mask the least likely ones and guess those again.
+
+Also sequences for chains to start from.
+"""
 
 from __future__ import annotations
 

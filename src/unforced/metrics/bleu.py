@@ -53,6 +53,17 @@ class Bleu:
     def score(self, sums: np.ndarray) -> np.ndarray:
         return self.up_to(ORDER, sums)
 
+    def doubts(self, answers: Sequence[Sequence[str]]) -> str | None:
+        """What a user should know who means to judge by this, given what answers there are.
+
+        >>> Bleu().doubts([["a b"], ["c"], ["a b c d e"]])
+        'bleu counts stretches of four words, and 67 % of the answers are shorter than that'
+        """
+        short = sum(max((len(text.split()) for text in each), default=0) < ORDER for each in answers)
+        if 2 * short <= len(answers):
+            return None
+        return f"bleu counts stretches of four words, and {100 * short / len(answers):.0f} % of the answers are shorter than that"
+
     def up_to(self, order: int, sums: np.ndarray) -> np.ndarray:
         """BLEU of n-grams of up to so many words."""
         length, wanted = sums[..., 0], sums[..., 1]

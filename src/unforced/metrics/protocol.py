@@ -33,6 +33,15 @@ class Metric(Protocol):
 
 
 @runtime_checkable
+class Doubting(Protocol):
+    """A metric that is not for all data."""
+
+    def doubts(self, answers: Sequence[Sequence[Any]]) -> str | None:
+        """Why these answers are little use to it, as a clause; None where all is well."""
+        ...
+
+
+@runtime_checkable
 class LikelihoodMetric(Protocol):
     """A metric of the model and not of its outputs: it is given what the model makes of the gold answers.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import re
+import textwrap
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ import numpy as np
 
 INK = "#010203"  # stands for the page's text colour until the SVG is written
 LETTER = 6.6  # points that a letter of a label takes, about
+TALL = 34  # letters of a label that fit beside the vertical axis
 COLOURS = 8  # in the page's palette; further variants repeat them with dashes
 DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (5, 2, 1, 2)))
 
@@ -55,11 +57,12 @@ def _draw(curves: Sequence[Curve], variants: Sequence[str], x: str, y: str) -> s
 
     figure = Figure(figsize=(5.6, 3.4))
     longest = max(map(len, variants), default=0) * LETTER / (72 * figure.get_figwidth())
-    axes = figure.add_axes(
-        (0.13, 0.15, min(0.70, max(0.40, 0.83 - longest)), 0.80)
-    )  # names stand at the right
+    lines = textwrap.wrap(y, TALL, break_long_words=False)
+    left = 0.13 + 0.04 * (len(lines) - 1)
+    width = min(0.83 - left, max(0.40, 0.96 - left - longest))  # names stand at the right
+    axes = figure.add_axes((left, 0.15, width, 0.80))
     axes.set_xlabel(x, parse_math=False)
-    axes.set_ylabel(y, parse_math=False)
+    axes.set_ylabel("\n".join(lines), parse_math=False)
     axes.grid(axis="y", linewidth=0.4, alpha=0.3, color=INK)
     ends = []
     for i, variant in enumerate(variants):
@@ -72,6 +75,8 @@ def _draw(curves: Sequence[Curve], variants: Sequence[str], x: str, y: str) -> s
                 curve.steps,
                 curve.values,
                 linewidth=1.8 if single else 0.7,
+                marker="o" if len(curve.steps) == 1 else None,
+                markersize=4,
                 alpha=1 if single else 0.45,
                 **look,
             )

@@ -43,7 +43,10 @@ def named(path: str, field: str) -> Path:
     """The path a user gave for a task's field; built-in recipes for users' own data leave it empty to be filled in."""
     if not path:
         raise InputError(f"task.{field} names no file yet: give your own, as in task.{field}=PATH.")
-    return Path(path).expanduser()
+    found = Path(path).expanduser()
+    if found.is_dir():
+        raise InputError(f"task.{field} wants a file, and {path} is a folder.")
+    return found
 
 
 def read_lines(path: str | Path) -> Iterator[tuple[int, str]]:

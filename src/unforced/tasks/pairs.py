@@ -100,6 +100,9 @@ class Pairs(TextTask):
         share = max(1, round(self.hold_out * len(sources)))
         held = {"dev": sources[:share] if self.dev is None else []}
         held["test"] = sources[len(sources) - share :] if self.test is None else []
+        if not sources:
+            reasons = ", ".join(f"{reason}: {n}" for reason, n in dropped.items()) or "the file is empty"
+            raise InputError(f"{self.train} has no usable example ({reasons}).")
         if len(sources) < 3:
             raise InputError(
                 f"{self.train} has too few different sources to hold some out ({len(sources)}): give dev and test."

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from unforced.errors import InputError
+from unforced.metrics.protocol import Doubting
 from unforced.training import checkpoints, distributed
 from unforced.training.batching import check_lengths, token_lengths
 from unforced.training.display import Display
@@ -36,6 +37,8 @@ def train(job: Job, folder: str | Path, *, resume: bool = False, quiet: bool = F
     lengths = token_lengths(encoded)
     check_lengths(lengths, job.options.batch_tokens)
     run = RunFolder(folder)
+    if job.options.warm_start is not None and not run.exists():
+        RunFolder(job.options.warm_start).best_checkpoint()  # before there is a folder
     identity = facts(
         model=job.model,
         objective=job.objective,
@@ -105,5 +108,16 @@ def _start(trainer: Trainer, job: Job, newest: Path | None) -> None:
     elif getattr(job.objective, "refines", False):
         trainer.display.say(
             f"{type(job.objective).__name__} refines trained models: unless this one is, give a training.warm_start"
+        )
+    metric = job.fitted.task.metrics()[0]
+    doubt = metric.doubts([example.answers for example in job.dev]) if isinstance(metric, Doubting) else None
+    if doubt is not None:
+        trainer.display.say(
+            f"{doubt}: think of another first measure (task.measures, where the task has them)"
+        )
+    if trainer.total <= job.options.warmup:
+        trainer.display.say(
+            f"all {trainer.total} updates lie within the learning rate's warmup of {job.options.warmup}: "
+            "take a smaller training.batch_tokens, more training.epochs or a shorter training.warmup"
         )
     trainer.start()

@@ -40,7 +40,7 @@ class Training:
     validate: str = "greedy"  # which decoder of [decoding] judges on the development set
     validate_every: int | None = None  # updates; None: after each epoch
     dev_examples: int | None = None  # decode only so many, evenly spread over the development set
-    patience: int | None = None  # stop after so many validations without improvement
+    patience: int | None = None  # stop after so many validations without improvement, behind the warmup
     keep: int = 2  # newest checkpoints kept, besides the best
     save_every: int | None = None  # updates; checkpoints are always written after a validation
     average: int = 1  # at the end, try the mean of so many last checkpoints as a candidate for the best

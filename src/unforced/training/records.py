@@ -102,7 +102,8 @@ class RunFolder:
         if best is not None:
             return self.path / "checkpoints" / str(best["checkpoint"])
         if not published:
-            raise InputError(f"{self.path}: has no checkpoint yet")
+            missing = "has no checkpoint yet" if self.exists() else "is not a run folder (it has no run.json)"
+            raise InputError(f"{self.path}: {missing}")
         return published[-1]
 
     def scores(self) -> list[dict[str, Any]]:
@@ -138,7 +139,10 @@ class RunFolder:
             raise InputError(f"{self.path}: is a file where a run folder is wanted")
         content = set(os.listdir(self.path)) - {"lock"} if self.path.exists() else set()
         if content and not resume:
-            raise InputError(f"{self.path}: is not empty; resume the run in it or choose another folder")
+            found = (
+                "resume the run in it or choose another folder" if self.exists() else "choose another folder"
+            )
+            raise InputError(f"{self.path}: is not empty; {found}")
         foreign = {name for name in content - BEFORE_RUN if not name.startswith(PART)}
         if foreign and not self.exists():
             raise InputError(f"{self.path}: holds other files and no run, so there is nothing to resume")

@@ -135,6 +135,8 @@ class Trainer:
             elif self._save_due() and self.saved != state.step:
                 self.save()
             if options.patience is not None and state.stale >= options.patience:
+                if state.step < self.total:
+                    self._say_patience()
                 return "patience"
             if state.step >= self.total:
                 return "steps" if state.step == options.steps else "epochs"
@@ -223,13 +225,29 @@ class Trainer:
     # ---- validation and checkpoints ----
 
     def validate(self) -> None:
-        """Decode the development set; the best score so far makes this step the best."""
-        better = self._judge(step_name(self.state.step), {})
-        self.state.validated = self.state.step
-        self.state.stale = 0 if better else self.state.stale + 1
+        """Decode the development set; the best score so far makes this step the best, and so does the same score again.
 
-    def _judge(self, name: str, remarks: dict[str, Any]) -> bool:
-        """Whether the present weights, to be saved as ``name``, beat the best so far by the task's first metric."""
+        While the learning rate still warms up, patience isn't tried.
+        """
+        better = self._judge(step_name(self.state.step), {}, ties=True)
+        self.state.validated = self.state.step
+        if better:
+            self.state.stale = 0
+        elif self.state.step > self.options.warmup:
+            self.state.stale += 1
+
+    def _say_patience(self) -> None:
+        measured = "the score" if self.state.best is None else self.state.best["metric"]
+        self.display.say(
+            f"stopped at step {self.state.step} of {self.total}: {measured} has not become better in {self.options.patience} "
+            "validations (training.patience=none would go on)"
+        )
+
+    def _judge(self, name: str, remarks: dict[str, Any], *, ties: bool = False) -> bool:
+        """Whether the present weights, to be saved as ``name``, beat the best so far by the task's first metric.
+
+        With ``ties`` weights that are as good become the best all the same: those trained longer.
+        """
         bar, done = self.display.bar("validating", total=len(self.dev)), 0
 
         def tick(rows: int) -> None:
@@ -259,10 +277,14 @@ class Trainer:
             self.logs.event({**event, "seconds": found.seconds})
         sign = 1 if found.higher_is_better[metric] else -1
         better = math.isfinite(score) and (state.best is None or sign * score > sign * state.best["score"])
-        if better:
+        if better or (ties and state.best is not None and score == state.best["score"]):
             state.best = {"checkpoint": name, "metric": metric, "score": score, "step": state.step}
         shown = ", ".join(f"{key} {value:.4g}" for key, value in scores.items())
-        self.display.say(f"step {state.step}, development: {shown}{' (best so far)' if better else ''}")
+        loss = means(state.window).get("loss")  # where updates have been made since the last line that had it
+        learnt = "" if loss is None else f", loss {loss:.4f}"
+        self.display.say(
+            f"step {state.step}{learnt}, development: {shown}{' (best so far)' if better else ''}"
+        )
         return better
 
     def save(self) -> None:
