@@ -369,7 +369,7 @@ def test_hugging_face_folder(root: Path, tmp_path: Path, monkeypatch, capsys) ->
 @pytest.mark.parametrize(
     ("name", "options", "complaint"),
     [
-        ("bert", [], "comes without data: give sentences or a length"),
+        ("bert", [], "comes without data: give sentences (--input) or a length (--length)"),
         ("bert", ["--length", "50"], "takes at most 32 pieces"),
         ("bert", ["--length", "3", "--examples", "2"], "nothing that tells examples apart"),
         ("bert", ["--length", "3", "--start", "data"], "start data takes the lengths of the data"),
