@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import doctest
+import io
+import random
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from unforced.cli import main
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -26,3 +33,63 @@ def test_tables_in_pages_are_the_generated_ones() -> None:
         [sys.executable, str(ROOT / "tools" / "fill_tables.py"), "--check"], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout
+
+
+SHORT = {
+    "train g2p": "task.train_limit=200 task.test_limit=8 training.steps=2",
+    **{f"train {name}": "model.width=16 training.steps=2" for name in ("pairs", "language", "masked")},
+    "train": "training.steps=2",
+    "sample": "--sweeps 3 --examples 2",
+}
+
+
+def shortened(command: str) -> str:
+    """The same with little work."""
+    command = re.sub(r" --(sweeps|examples) \d+| *#.*", "", command)
+    more = next((words for start, words in SHORT.items() if command.startswith(f"unforced {start}")), "")
+    return f"{command} {more}".replace(
+        "training.steps=2", "training.steps=2 training.epochs=none training.dev_examples=4"
+    )
+
+
+def commands(page: Path) -> list[str]:
+    """The lines of a page's shell examples that call the program, as they stand there."""
+    blocks = re.findall(r"^```bash\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines()]
+    return [line for line in lines if re.match(r"(echo .* \| )?unforced ", line)]
+
+
+def own_files() -> None:
+    """The files that pages speak of, below the present folder."""
+    rng = random.Random(1)
+    sentences = [" ".join(rng.choice("abcdefgh") for _ in range(rng.randint(4, 7))) for _ in range(120)]
+    text = {
+        "pairs.tsv": "".join(f"{line}\t{line[::-1]}\n" for line in sentences),
+        "ner.conll": "".join(
+            "".join(f"{word} N C O\n" for word in line.split()) + "\n" for line in sentences
+        ),
+        **dict.fromkeys(("train.de", "train.en", "corpus.txt", "sentences.txt"), "\n".join(sentences) + "\n"),
+    }
+    for name, content in text.items():
+        Path(name).write_text(content, encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/energy.md"])
+def test_shell_examples_run_one_after_another(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    own_files()
+    lines = [line for line in commands(ROOT / page) if "path/to/" not in line]
+    for line in lines:
+        said, _, command = line.rpartition(" | ")
+        command, _, read = shortened(command).partition(" < ")
+        if read:
+            name, _, more = read.partition(" ")
+            told, command = Path(name).read_text(encoding="utf-8"), f"{command} {more}"
+        else:
+            told = said.removeprefix("echo ").strip('"')
+        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(told.encode())))
+        assert main(shlex.split(command)[1:]) == 0, line
+    capsys.readouterr()
+    assert len(lines) > 3
