@@ -362,6 +362,22 @@ def test_the_bound_goes_with_the_scale_of_the_loss(trained, checkpoint):
     torch.testing.assert_close(gradient(scaled, model) * 1000, gradient(plain, model), rtol=1e-9, atol=1e-12)
 
 
+@BOTH
+@pytest.mark.parametrize("loss", ["direct", "hinge"])
+def test_cross_entropy_can_be_added(kind, loss):
+    model, batch = build(kind).double(), reversing(5, 3)
+    plain, gold = loss_of(SoftBeam(loss=loss), model, batch), loss_of(CrossEntropy(), model, batch)
+    both = loss_of(SoftBeam(loss=loss, mix=0.3), model, batch)
+    torch.testing.assert_close(both.total, plain.total + 0.3 * gold.total, rtol=1e-10, atol=0)
+    assert both.count == plain.count == gold.count
+    assert both.metrics["nll"] == gold.metrics["nll"]
+    torch.testing.assert_close(
+        gradient(both, model), gradient(plain, model) + 0.3 * gradient(gold, model), rtol=1e-8, atol=1e-12
+    )
+
+
 def test_a_bound_is_positive():
+    with pytest.raises(InputError, match="mix must be a number from 0 on, not -1"):
+        SoftBeam(mix=-1)
     with pytest.raises(InputError, match="clip must be positive, or none, not 0"):
         SoftBeam(clip=0)

@@ -17,7 +17,7 @@ from unforced.decoding.soft_beam import SoftMemory, SoftTop, check_end, check_so
 from unforced.errors import InputError, check_choice
 from unforced.masking import FLOOR, widened
 from unforced.models.protocol import StepDecoder, require, stepping
-from unforced.objectives.cross_entropy import gold_scores
+from unforced.objectives.cross_entropy import gold_scores, negative_log_likelihood
 from unforced.relax import checked_alpha
 from unforced.schedules import Exponential, Schedule, at, check_values
 from unforced.types import Batch, DecoderState, Loss, Progress
@@ -49,6 +49,9 @@ class SoftBeam:
     it is made as short, on its way back. Every step multiplies what comes back by about α times a difference of scores, so without a bound
     a few examples out of many have gradients hundreds of times as long as the others', and these are what an update then follows.
 
+    ``mix`` adds so much of the gold's cross-entropy, as ``cross_entropy`` has it: what the search gets right teaches nothing, so on
+    data that a model knows well there is little to learn from without.
+
     Start from a model trained with cross-entropy or ``self_normalized``: from random weights this learns little. The total
     is a sum over examples, divided by the number of gold tokens.
 
@@ -70,6 +73,7 @@ class SoftBeam:
     beyond: int = 0  # steps behind the gold's end, where outputs end
     checkpoint: bool = False  # whether steps are made again in the backward pass, to save memory
     dropout: bool = False  # whether it is on in the decoder
+    mix: float = 0.0  # weight of the cross-entropy that is added
     clip: float | None = None  # longest gradient of an example's loss at a step's mixtures
 
     def __post_init__(self) -> None:
@@ -78,6 +82,8 @@ class SoftBeam:
         check_choice("scores", self.scores, Literal["local", "global"])
         if self.beyond < 0:
             raise InputError(f"beyond must be at least 0, not {self.beyond}")
+        if not 0 <= self.mix < float("inf"):
+            raise InputError(f"mix must be a number from 0 on, not {self.mix}")
         if self.clip is not None and not self.clip > 0:
             raise InputError(f"clip must be positive, or none, not {self.clip}")
         check_values(self.alpha, checked_alpha)
@@ -115,7 +121,11 @@ class SoftBeam:
             "bound": (end.bound.sum().float(), examples),
             "kept": (end.kept.sum().float(), steps.sum().float()),
         }
-        return Loss(losses.sum(), tokens, metrics)
+        total = losses.sum()
+        if self.mix > 0:
+            gold_fed = negative_log_likelihood(*gold_scores(model, batch, state))
+            total, metrics = total + self.mix * gold_fed.total, metrics | gold_fed.metrics
+        return Loss(total, tokens, metrics)
 
     def searched(
         self,
