@@ -136,6 +136,18 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_used(tmp_path: Path) -
         assert (tmp_path / "broken" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
+def test_chains_of_another_version_are_refused(tmp_path: Path) -> None:
+    run(SAMPLERS["mh"], tmp_path, sweeps=4)
+    folder = tmp_path / "checkpoints"
+    saved = checkpoints.read(folder / "step-00000004")
+    older = {name: leaf for name, leaf in saved.model.items() if name != "features"}
+    checkpoints.publish(folder, "step-00000006", saved._replace(model=older))
+    before = (tmp_path / "traces.jsonl").read_bytes()
+    with pytest.raises(InputError, match="was saved by another version of unforced, and can't go on"):
+        run(SAMPLERS["mh"], tmp_path, resume=True)
+    assert (tmp_path / "traces.jsonl").read_bytes() == before
+
+
 def test_more_sweeps_later_are_the_same_as_at_once(tmp_path: Path) -> None:
     sampler = SAMPLERS["mh-local-annealed"]
     run(sampler, tmp_path / "whole", save_every=3)
