@@ -23,14 +23,14 @@ def run(*, quick: bool, threads: int) -> dict:
     pairs = [data.ids("grouped")[corpus.BATCH * i : corpus.BATCH * (i + 1)] for i in range(0, 400, 80)]
     batches = [batch(each) for each in pairs]
     rows = []
-    for name, title in (("lstm", "LSTM"), ("transformer", "Transformer")):
-        rows += _updates(trained(name, data, updates), data, batches, rounds, title)
+    for name, title, seen in (("lstm", "LSTM", updates), ("transformer", "Transformer", updates // 3)):
+        rows += _updates(trained(name, data, seen), data, batches, rounds, title)
     rows.append(_tables())
     return {
         "rows": rows,
         "settings": {
             "models": f"LSTM 256 with Bahdanau attention and Transformer 3+3, 256 wide, {data.vocabulary} pieces,"
-            f" {updates} updates of cross-entropy before, float32, dropout on",
+            f" {updates} and {updates // 3} updates of cross-entropy before, float32, dropout on",
             "data": f"{data.name}, {len(batches)} batches of {corpus.BATCH} pairs of similar length a turn",
             "token smoothing": f"co-occurrence vectors, the nearest {_token().nearest} words, α 0.5",
             "sequence smoothing": "Hamming, V_sub the batch's tokens, one sample, fed instead of the gold (α 1)",

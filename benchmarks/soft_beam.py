@@ -58,7 +58,7 @@ def run(*, quick: bool, threads: int) -> dict:
     updates, rounds = (QUICK, 3) if quick else (UPDATES, 7)
     pairs = [pair for pair in data.ids("train") if len(pair[1]) == LENGTH][: corpus.BATCH]
     lstm, large = trained("lstm", data, updates), trained("lstm", data, updates, LARGE)
-    transformer = trained("transformer", data, updates)
+    transformer = trained("transformer", data, updates // 3)
     rows = [
         *_sizes(lstm, batch(pairs), rounds, f"V {data.vocabulary:,}", STEP, FASTER, SMALLER),
         *_sizes(large, batch(pairs), max(3, rounds - 2), f"V {LARGE:,}", STEP_LARGE, FASTER_LARGE, None),
@@ -70,8 +70,8 @@ def run(*, quick: bool, threads: int) -> dict:
     return {
         "rows": rows,
         "settings": {
-            "models": f"LSTM 256 with Bahdanau attention and Transformer 3+3, 256 wide, {updates} updates of"
-            " cross-entropy before, float32, dropout on",
+            "models": f"LSTM 256 with Bahdanau attention, {updates} updates of cross-entropy before, and Transformer 3+3, 256 wide,"
+            f" {updates // 3} updates before, float32, dropout on",
             "data": f"{data.name}, {corpus.BATCH} pairs with targets of {LENGTH} tokens; 16, 64 and 30 tokens are running text",
             "soft beam": f"direct loss, local scores, K 3, α {ALPHA:g}, keep 64, tolerance 1e-4 where nothing else is said",
             "rounds": f"{rounds}, after one to warm up",
