@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple, TextIO
 
@@ -213,14 +213,32 @@ def _table(comparison: Comparison, measure: Measure) -> Table:
         chosen = [(row, replace(cell, best=None)) for row, cell in chosen]
     if not _costs_differ(comparison):
         chosen = [(replace(row, cost=None), cell) for row, cell in chosen]
+    better, needed = "higher is better" if measure.higher_is_better else "lower is better", {0, 1, 2}
+    if _decoders_agree(chosen):
+        firsts = {row.variant: (row, cell) for row, cell in reversed(chosen)}
+        chosen = [(replace(row, decoder=DASH), replace(cell, best=None)) for row, cell in firsts.values()][
+            ::-1
+        ]
+        better, needed = f"{better}; the same with every decoder", {0, 2}
     rows = [_cells(row, cell, places, comparison.baseline) for row, cell in chosen]
-    kept = [i for i in range(len(header)) if i < 3 or any(row[i] not in (DASH, BASELINE) for row in rows)]
+    kept = [
+        i for i in range(len(header)) if i in needed or any(row[i] not in (DASH, BASELINE) for row in rows)
+    ]
     return Table(
-        f"{measure.name} ({'higher' if measure.higher_is_better else 'lower'} is better)",
+        f"{measure.name} ({better})",
         tuple(header[i] for i in kept),
         tuple(tuple(row[i] for i in kept) for row in rows),
         tuple(i > 1 for i in kept),
     )
+
+
+def _decoders_agree(chosen: Sequence[tuple[Row, Cell]]) -> bool:
+    """Whether a metric is of the models and not of their outputs: several decoders, and all have the same scores."""
+    scores: dict[str, list[dict[str, float]]] = {}
+    for row, cell in chosen:
+        scores.setdefault(row.variant, []).append(cell.scores)
+    several = any(len(each) > 1 for each in scores.values())
+    return several and all(each[0] == other for each in scores.values() for other in each)
 
 
 def _effort(row: Row) -> str:

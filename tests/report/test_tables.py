@@ -122,6 +122,17 @@ def test_figures_that_nobody_has_get_no_column(comparison: Comparison) -> None:
     assert table.header == ("variant", "decoder", "score")
 
 
+def test_a_metric_of_models_has_one_row_for_each(comparison: Comparison) -> None:
+    again = tuple(replace(row, decoder="beam") for row in comparison.rows)
+    (table,) = comparison_tables(replace(comparison, rows=(*comparison.rows, *again)))
+    assert table.title == "error (lower is better; the same with every decoder)"
+    assert "decoder" not in table.header
+    assert [row[0] for row in table.rows] == ["base", "a|b<i>"]
+    better = replace(again[1], cells={"error": cell(25.0, -2.0)})
+    (table,) = comparison_tables(replace(comparison, rows=(*comparison.rows, again[0], better)))
+    assert [row[:2] for row in table.rows] == [("base", "greedy"), ("a|b<i>", "greedy"), ("base", "beam"), ("a|b<i>", "beam")]  # fmt: skip
+
+
 def test_markdown_is_a_table_that_keeps_its_columns(comparison: Comparison) -> None:
     text = comparison_markdown(comparison)
     for part in text.split("\n\n"):
