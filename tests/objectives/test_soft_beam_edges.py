@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from unforced.costs import Table
+from unforced.decoding import search
 from unforced.decoding.soft_beam import SoftBeam as SoftBeamDecoder
 from unforced.decoding.soft_top import Offer, all_of, among, best_of
 from unforced.errors import InputError
@@ -112,7 +113,8 @@ def test_dropout_has_no_part_in_the_search_unless_asked_for(loss: Any) -> None:
     assert seeded(1, dropout=True) == seeded(1)
 
 
-def test_steps_that_are_made_again_have_no_dropout_either() -> None:
+def test_steps_that_are_made_again_have_no_dropout_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "ENDING", 0)
     model, batch = causal(), batch_of([3, 4, 5, 6, 2, 2][:5], [5, 6, 2])
     model.train()
     gradients = []

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from unforced.costs import Table, WeightedHamming
+from unforced.decoding import search
 from unforced.decoding.beam import Beam
 from unforced.errors import InputError
 from unforced.models.lstm import LSTM
@@ -219,7 +220,9 @@ def test_the_best_few_give_the_loss_and_gradient_of_all(kind, loss, scale):
 
 @BOTH
 @pytest.mark.parametrize("fields", [{}, {"loss": "hinge", "scores": "global"}])
-def test_making_steps_again_changes_nothing(kind, fields):
+@pytest.mark.parametrize("ending", [0, 1, search.ENDING])
+def test_making_steps_again_changes_nothing(kind, fields, ending, monkeypatch):
+    monkeypatch.setattr(search, "ENDING", ending)
     torch.manual_seed(0)
     spec = copy.copy(SPECS[kind])
     object.__setattr__(spec, "dropout", 0.3)
@@ -231,6 +234,15 @@ def test_making_steps_again_changes_nothing(kind, fields):
         found.append((float(loss.total), gradient(loss, model)))
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-12)
     torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-9, atol=1e-12)
+
+
+def test_the_last_steps_are_not_made_again():
+    model, gold = build("lstm"), torch.tensor([[*[3] * 19, 2]])
+    batch = Batch.of_gold(gold, gold > 0, ENDED, source=gold, source_mask=gold > 0)
+    taken, advance = [], model.advance
+    model.advance = lambda *given: taken.append(1) or advance(*given)
+    loss_of(SoftBeam(alpha=2.0, checkpoint=True), model, batch).total.backward()
+    assert len(taken) == 20 + 1 + 5  # the first one by itself, a stretch of √20; the last fifteen are kept
 
 
 def test_single_precision_gives_the_gradient_of_double(trained):
@@ -353,7 +365,8 @@ def test_gradients_are_bounded_example_by_example(trained):
 
 
 @pytest.mark.parametrize("checkpoint", [False, True])
-def test_the_bound_goes_with_the_scale_of_the_loss(trained, checkpoint):
+def test_the_bound_goes_with_the_scale_of_the_loss(trained, checkpoint, monkeypatch):
+    monkeypatch.setattr(search, "ENDING", 0)
     model, batch = copy.deepcopy(trained).double(), reversing(8, 7, noise=0.2)
     objective = SoftBeam(alpha=8.0, clip=0.05, checkpoint=checkpoint)
     plain = loss_of(SoftBeam(alpha=8.0, clip=0.05), model, batch)

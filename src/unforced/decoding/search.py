@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -20,6 +21,8 @@ from unforced import rows
 from unforced.errors import InputError
 from unforced.models.protocol import StepDecoder, require, stepping
 from unforced.types import Batch, DecoderState, Hypotheses, Tree
+
+ENDING = 3  # stretches of steps at the end of a search that are not made again
 
 
 class Move(Protocol):
@@ -127,8 +130,8 @@ def search(
     enabled and the selector lets them. ``state`` is what ``model.start(batch)`` gave, where that has been called already.
 
     With ``stretch`` so many steps are taken at a time, and only what stands between stretches is kept for the backward
-    pass, which makes the steps again (gradient checkpointing). Nobody but those at their limit finishes, and there is no
-    trace.
+    pass, which makes the steps again (gradient checkpointing); the last ``ENDING`` stretches, where it begins, are kept
+    as they are. Nobody but those at their limit finishes, and there is no trace.
     """
     require(model, "a search", "start", "embed", "advance", "score")
     limits = limits.repeat_interleave(copies)
@@ -142,6 +145,7 @@ def search(
     state = rows.repeat(model.start(batch) if state is None else state, copies)
     running, t, width, nearest = limits > 0, 0, 1, 0
     calm = not getattr(model, "training", True)  # steps that are made again are made in the same mode
+    kept = 0 if stretch is None or not examples else int(limits.max()) - ENDING * stretch  # steps from it on
     while True:
         if not examples or not running.all():  # examples leave the batch
             left, stay = (~running).nonzero().squeeze(1), running.nonzero().squeeze(1)
@@ -164,17 +168,9 @@ def search(
             if record is not None:
                 trace.append((alive, record))
         else:
-            state, memory, move = checkpoint(
-                _steps,
-                model,
-                selector,
-                range(t, t + count),
-                width,
-                state,
-                move,
-                memory,
-                calm,
-                use_reentrant=False,
+            forgetting = partial(checkpoint, _steps, use_reentrant=False)
+            state, memory, move = (_steps if t >= kept else forgetting)(
+                model, selector, range(t, t + count), width, state, move, memory, calm
             )
             running = torch.ones_like(alive, dtype=torch.bool)
         running = running if last is None else running & ~last

@@ -41,7 +41,7 @@ class SoftBeam:
     at a step, at first: more are taken until what is left out has at most ``tolerance`` of the weight in any hypothesis
     (the metric ``bound`` is the mean over examples of the largest such bound, ``kept`` how many were weighed); ``"none"`` always
     weighs all. The metric ``cost`` is Σ_i w_i D_i of what was searched: with "hinge", of a search for costly outputs.
-    ``checkpoint`` keeps only every √T-th step for the backward pass and makes the others again. ``dropout`` says whether it is on in
+    ``checkpoint`` keeps only every √T-th step for the backward pass, and the last few √T, and makes the others again. ``dropout`` says whether it is on in
     the decoder; the encoder has it as it trains. It would fall differently on every hypothesis, step and the gold, so that the
     search ranks by chance, and a margin would mostly measure that.
 
