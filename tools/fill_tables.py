@@ -17,6 +17,8 @@ BLOCK = re.compile(r"(<!-- table: (?P<path>\S+) -->\n)(?P<body>.*?)(<!-- end tab
 
 def filled(text: str) -> str:
     def table(match: re.Match[str]) -> str:
+        if not (ROOT / match["path"]).is_file():
+            sys.exit(f"a page shows {match['path']}, which is not there")
         body = (ROOT / match["path"]).read_text(encoding="utf-8").strip()
         return f"{match[1]}{body}\n{match[4]}"
 
