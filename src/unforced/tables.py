@@ -215,10 +215,10 @@ def _table(comparison: Comparison, measure: Measure) -> Table:
         chosen = [(replace(row, cost=None), cell) for row, cell in chosen]
     better, needed = "higher is better" if measure.higher_is_better else "lower is better", {0, 1, 2}
     if _decoders_agree(chosen):
-        firsts = {row.variant: (row, cell) for row, cell in reversed(chosen)}
-        chosen = [(replace(row, decoder=DASH), replace(cell, best=None)) for row, cell in firsts.values()][
-            ::-1
-        ]
+        firsts: dict[str, tuple[Row, Cell]] = {}
+        for row, cell in chosen:
+            firsts.setdefault(row.variant, (replace(row, decoder=DASH), replace(cell, best=None)))
+        chosen = list(firsts.values())
         better, needed = f"{better}; the same with every decoder", {0, 2}
     rows = [_cells(row, cell, places, comparison.baseline) for row, cell in chosen]
     kept = [
