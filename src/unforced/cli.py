@@ -447,24 +447,30 @@ def show(recipe: str, /, *overrides: str, variant: str | None = None, plot: Path
 
 @app.command
 def plot(
-    what: Literal["discontinuity", "traces"],
+    what: Literal["changes", "discontinuity", "traces"],
     folder: Path | None = None,
     /,
     *,
+    metric: str | None = None,
     output: Annotated[Path | None, Parameter(name=("--output", "-o"))] = None,
 ) -> None:
-    """Draw a picture that explains a method, or one of chains.
+    """Draw what a comparison found, how chains went, or a picture that explains a method.
 
     Parameters
     ----------
     what
-        discontinuity: the loss of scheduled sampling along a line in parameter space, hard and relaxed. traces: the energies
-        and acceptance of the chains in FOLDER.
+        changes: what the variants of the comparison in FOLDER change against its baseline. traces: the energies and acceptance of
+        the chains in FOLDER. discontinuity: the loss of scheduled sampling along a line in parameter space, hard and relaxed.
     folder
-        For traces: what sample has written.
+        For changes: what compare has written. For traces: what sample has written.
+    metric
+        For changes: the comparison's first unless given.
     output
-        The file (.svg, .png, .pdf). Unless given, discontinuity.svg here, where there is none yet, or FOLDER/traces.svg.
+        The file (.svg, .png, .pdf). Unless given, FOLDER/changes.svg, FOLDER/traces.svg, or discontinuity.svg here, where there is
+        none yet.
     """
+    if metric is not None and what != "changes":
+        raise InputError(f"--metric goes with changes, not with {what}")
     if what == "discontinuity":
         from unforced.plots.discontinuity import plot_discontinuity
 
@@ -475,10 +481,17 @@ def plot(
             raise InputError(f"{path} is there already: say by --output where the picture may go")
         print(plot_discontinuity(output or path))
         return
+    if folder is None:
+        raise InputError(
+            f"plot {what} needs the folder of the {'chains' if what == 'traces' else 'comparison'}"
+        )
+    if what == "changes":
+        from unforced.plots.changes import plot_changes
+
+        print(plot_changes(folder, output, metric=metric))
+        return
     from unforced.plots.traces import plot_folder
 
-    if folder is None:
-        raise InputError("plot traces needs the folder of the chains")
     print(plot_folder(folder, output))
 
 

@@ -1,10 +1,10 @@
-"""Lines on panels, written as a file; the same lines give the same bytes."""
+"""Figures as files, most of them lines on panels; the same figure gives the same bytes."""
 
 from __future__ import annotations
 
 import os
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,8 +44,12 @@ def check(path: Path) -> None:
 
 def draw(panels: Sequence[Panel], path: Path) -> Path:
     """Write the panels side by side to ``path``, whose ending says in which format."""
+    return save(lambda: _figure(panels), path)
+
+
+def save(make: Callable[[], Any], path: Path) -> Path:
+    """Write the figure that ``make`` gives to ``path``, whose ending says in which format."""
     import matplotlib
-    from matplotlib.figure import Figure
 
     check(path)
     with matplotlib.rc_context():
@@ -53,21 +57,26 @@ def draw(panels: Sequence[Panel], path: Path) -> Path:
         matplotlib.rcParams.update(
             {"svg.hashsalt": "unforced", "axes.spines.top": False, "axes.spines.right": False}
         )
-        below = max(sum(_label(line).count("\n") + 1 for line in panel.lines) for panel in panels)
-        figure = Figure(figsize=(6.2 * len(panels), 4.2 + 0.2 * below), layout="constrained")
-        for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels):
-            _fill(axes, panel)
         unfinished = path.with_name(f".{path.name}.part")
         kind: Any = path.suffix.lower().lstrip(".")
         dated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
-        figure.savefig(unfinished, format=kind, dpi=150, metadata=dated)
+        make().savefig(unfinished, format=kind, dpi=150, metadata=dated)
         os.replace(unfinished, path)
     return path
 
 
+def _figure(panels: Sequence[Panel]) -> Any:
+    from matplotlib.figure import Figure
+
+    below = max(sum(_label(line).count("\n") + 1 for line in panel.lines) for panel in panels)
+    figure = Figure(figsize=(6.2 * len(panels), 4.2 + 0.2 * below), layout="constrained")
+    for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels):
+        _fill(axes, panel)
+    return figure
+
+
 def _fill(axes: Any, panel: Panel) -> None:
-    colours = _colours(len(panel.lines))
-    for colour, line in zip(colours, panel.lines):
+    for colour, line in zip(colours(len(panel.lines)), panel.lines):
         axes.plot(line.x, line.y, linewidth=1.6, color=colour, label=_label(line))
     axes.set_xlabel(panel.x, parse_math=False)
     axes.set_ylabel(panel.y, parse_math=False)
@@ -85,7 +94,7 @@ def _label(line: Line) -> str:
     return textwrap.fill(line.label, 60)
 
 
-def _colours(count: int) -> list[Any]:
+def colours(count: int) -> list[Any]:
     """The usual colours, or as many of a continuous scale as there are lines."""
     import matplotlib
 

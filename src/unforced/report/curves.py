@@ -1,13 +1,7 @@
-"""Learning curves as inline SVG: a colour a variant, thin lines its seeds, a thick line their mean.
-
-The same runs give the same bytes. Text and axes take the page's colour, lines take its palette (``--line-0`` …), so the
-figure follows the page into dark mode.
-"""
+"""Learning curves as inline SVG: a colour a variant, thin lines its seeds, a thick line their mean."""
 
 from __future__ import annotations
 
-import io
-import re
 import textwrap
 from collections.abc import Sequence
 from itertools import pairwise
@@ -15,11 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-INK = "#010203"  # stands for the page's text colour until the SVG is written
+from unforced.report.inline import COLOURS, INK, colour, inline
+
 LETTER = 6.6  # points that a letter of a label takes, about
 TALL = 34  # letters of a label that fit beside the vertical axis
-COLOURS = 8  # in the page's palette; further variants repeat them with dashes
-DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (5, 2, 1, 2)))
+DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (5, 2, 1, 2)))  # of variants that share a colour
 
 
 class Curve(NamedTuple):
@@ -32,27 +26,11 @@ class Curve(NamedTuple):
 
 def plot(curves: Sequence[Curve], variants: Sequence[str], *, x: str, y: str, name: str) -> str:
     """An ``<svg>`` element with these curves, labelled at their right ends; ``name`` keeps its ids apart from others."""
-    import matplotlib
-
-    style: Any = {
-        "svg.fonttype": "none",
-        "svg.hashsalt": "unforced",
-        "font.size": 10,
-        "font.family": "sans-serif",
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        **dict.fromkeys(
-            ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK
-        ),
-        **dict.fromkeys(("axes.facecolor", "figure.facecolor", "savefig.facecolor"), "none"),
-    }
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()  # whatever the user's own style is
-        matplotlib.rcParams.update(style)
-        return _inline(_draw(curves, variants, x, y), name, f"{y} against {x} for {', '.join(variants)}")
+    label = f"{y} against {x} for {', '.join(variants)}"
+    return inline(lambda: _draw(curves, variants, x, y), name, label)
 
 
-def _draw(curves: Sequence[Curve], variants: Sequence[str], x: str, y: str) -> str:
+def _draw(curves: Sequence[Curve], variants: Sequence[str], x: str, y: str) -> Any:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5.6, 3.4))
@@ -67,7 +45,7 @@ def _draw(curves: Sequence[Curve], variants: Sequence[str], x: str, y: str) -> s
     ends = []
     for i, variant in enumerate(variants):
         mine = [curve for curve in curves if curve.variant == variant and curve.steps]
-        look: dict[str, Any] = {"color": _placeholder(i), "linestyle": DASHES[i // COLOURS % len(DASHES)]}
+        look: dict[str, Any] = {"color": colour(i), "linestyle": DASHES[i // COLOURS % len(DASHES)]}
         centre = mean_curve(mine)
         for curve in mine:
             single = len(mine) == 1 or centre is None
@@ -84,11 +62,9 @@ def _draw(curves: Sequence[Curve], variants: Sequence[str], x: str, y: str) -> s
             axes.plot(centre.steps, centre.values, linewidth=2.0, **look)
         if mine:
             last = centre or mine[0]
-            ends.append((last.values[-1], variant, _placeholder(i)))
+            ends.append((last.values[-1], variant, colour(i)))
     _label(axes, ends)
-    text = io.StringIO()
-    figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    return text.getvalue()
+    return figure
 
 
 def mean_curve(curves: Sequence[Curve]) -> Curve | None:
@@ -125,29 +101,5 @@ def spread(heights: Sequence[float], gap: float) -> list[float]:
 def _label(axes: Any, ends: list[tuple[float, str, str]]) -> None:
     low, high = axes.get_ylim()
     heights = [(value - low) / (high - low) if np.isfinite(value) else 0.5 for value, _, _ in ends]
-    for height, (_, variant, colour) in zip(spread(heights, 0.065), ends):
-        axes.text(
-            1.02, height, variant, color=colour, transform=axes.transAxes, va="center", parse_math=False
-        )
-
-
-def _placeholder(i: int) -> str:
-    """A colour that ``_inline`` replaces by the page's ``--line-i``."""
-    return f"#0405{i % COLOURS:02x}"
-
-
-def _inline(svg: str, name: str, label: str) -> str:
-    """The ``<svg>`` element alone, without namespaces, with ids of its own and with the page's colours."""
-    from html import escape
-
-    svg = svg[svg.index("<svg") :].strip()
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg, count=2)
-    svg = re.sub(
-        r'<svg width="[^"]*" height="[^"]*"', f'<svg role="img" aria-label="{escape(label)}"', svg, count=1
-    )
-    svg = re.sub(r'\bid="', f'id="{name}-', svg)
-    svg = re.sub(r'(xlink:href="#|url\(#)', rf"\g<1>{name}-", svg)
-    svg = svg.replace(INK, "currentColor")
-    svg = re.sub(r"#0405(0[0-7])", lambda match: f"var(--line-{int(match[1], 16)})", svg)
-    return re.sub(r"font-family: [^;\"]*", "font-family: inherit", svg)
+    for height, (_, variant, own) in zip(spread(heights, 0.065), ends):
+        axes.text(1.02, height, variant, color=own, transform=axes.transAxes, va="center", parse_math=False)

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from unforced.comparison import Comparison
-from unforced.report.curves import COLOURS, Curve, plot
+from unforced.report.changes import inline_changes
+from unforced.report.curves import Curve, plot
 from unforced.report.examples import galleries
+from unforced.report.inline import COLOURS
 from unforced.report.runs import Run, read_runs, settings
 from unforced.report.summary import summarize
 from unforced.tables import comparison_markdown, comparison_notes, comparison_tables, decimals, number
@@ -78,8 +80,10 @@ def section(runs: Sequence[Run], comparison: Comparison | None, *, prefix: str) 
         comparison = _from_scores(runs)
     variants = list(dict.fromkeys(run.label for run in runs))
     measure = comparison.measures[0] if comparison.measures else None
+    changes = inline_changes(comparison, variants, f"{prefix}changes")
     return {
         "comparison": comparison,
+        "changes": changes and Markup(changes),
         "tables": comparison_tables(comparison),
         "notes": comparison_notes(comparison),
         "variants": variants,
