@@ -37,6 +37,25 @@ def fitted_cost(cost: Cost, codec: Any) -> Cost:
     return cost if own is None else own(codec)
 
 
+def check_cost(cost: Any) -> None:
+    """Raise ``InputError`` unless this is a cost.
+
+    >>> check_cost(Hamming())
+    >>> check_cost(len)
+    Traceback (most recent call last):
+    unforced.errors.InputError: cost: a function that gives a table of costs for a batch becomes a cost by unforced.costs.Table(function)
+    """
+    if isinstance(cost, Cost):
+        return
+    if callable(cost):
+        raise InputError(
+            "cost: a function that gives a table of costs for a batch becomes a cost by unforced.costs.Table(function)"
+        )
+    raise InputError(
+        f"cost: a cost has prepare and is called for tokens (see unforced.costs), unlike {cost!r}"
+    )
+
+
 def gold_steps(batch: Batch, steps: int) -> Tensor:
     """The gold [B,steps], padding behind its end.
 
@@ -233,12 +252,18 @@ class Table:
 
     def prepare(self, batch: Batch, steps: int) -> Tensor:
         found = self.table(batch)
+        if not isinstance(found, Tensor):
+            raise InputError(f"a table of costs is a tensor, not {type(found).__name__}")
         if found.dim() != 3 or found.shape[:2] != batch.gold.shape:
             raise InputError(
                 f"a table of costs for gold of the shape {tuple(batch.gold.shape)} can't have the shape {tuple(found.shape)}"
             )
         if not bool(found[batch.mask].isfinite().all()):
             raise InputError("a table of costs must be finite, and this one has NaN or infinite entries")
+        if bool((found[batch.mask] < 0).any()):
+            raise InputError(
+                "a table of costs must have numbers from 0 on, and this one has negative entries"
+            )
         behind = torch.ones_like(found[0, 0])
         behind[batch.symbols.pad] = 0
         found = torch.where(batch.mask.unsqueeze(2), found, behind)[:, :steps]

@@ -108,6 +108,11 @@ def convert(hint: Any, value: Any, where: str, named: Named = nobody) -> Any:
     if classes is not None:
         if isinstance(hint, type) and not isinstance(value, str | Mapping) and isinstance(value, hint):
             return value  # given in Python, and perhaps of the user's own making
+        if isinstance(hint, type) and callable(value) and not is_dataclass(value):
+            kind = f"{hint.__module__}.{hint.__name__}"
+            raise InputError(
+                f"{where}: expected a table with a name, or what {kind} asks for, not {show(value)}"
+            )
         return pick(classes, value, where, named)
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
@@ -148,6 +153,8 @@ def convert_union(hint: Any, value: Any, where: str, named: Named) -> Any:
         return None
     rest = [option for option in options if option is not type(None)]
     if len(rest) == 1:
+        if rest[0] in PLAIN and isinstance(value, str) and rest[0] is not str:
+            raise InputError(f"{where}: expected {expected(hint, named)}, not {show(value)}")
         return convert(rest[0], value, where, named)
     tables = tuple(option for option in rest if named(option) is not None or is_dataclass(option))
     if isinstance(value, Mapping) and tables:

@@ -81,6 +81,87 @@ def test_with_large_alpha_it_is_beam_search(build, symbols, kind, k, vocabulary)
         assert decoded.lengths[:, 0].tolist() == expected.lengths[:, 0].tolist()
 
 
+def written_out(model, batch: Batch, k: int, alpha: float, kind: str, gold: list[int], steps: int):
+    """The recurrence of ALGORITHMS for one example, candidate by candidate: scores, costs and ended mass of the K mixtures."""
+    symbols, state = batch.symbols, model.start(batch)
+    s, phi, costs = [torch.zeros(()).double()], [torch.zeros(()).double()], [torch.zeros(()).double()]
+    inputs = model.embed(batch.prefix[:, :1])
+    for t in range(steps):
+        features, state = model.advance(state, inputs)
+        f = model.score(features[:, -1])
+        f = f.log_softmax(dim=1) if kind == "local" else f
+        found = []  # score, hypothesis, token
+        for j in range(len(s)):
+            for w in range(f.shape[1]):
+                if w not in symbols.banned and phi[j] < 1:
+                    found.append((s[j] + torch.log(1 - phi[j]) + f[j, w], j, w))
+            if phi[j] > 0:
+                found.append((s[j] + torch.log(phi[j]), j, symbols.pad))
+        values = torch.stack([score for score, _, _ in found])
+        peaks = values.sort(descending=True).values[:k]
+        mixtures = [torch.softmax(-alpha * (values - peak) ** 2, dim=0) for peak in peaks]
+        back, tokens = torch.zeros(1, k, len(s)).double(), torch.zeros(k, 1, f.shape[1]).double()
+        for i, p in enumerate(mixtures):
+            for weight, (_, j, w) in zip(p, found):
+                back[0, i, j] += weight
+                tokens[i, 0, w] += weight
+        over = [float(w in (symbols.eos, symbols.pad)) for _, _, w in found]
+        paid = torch.stack([costs[j] + float(w != gold[t]) for _, j, w in found])
+        s = [(p * values).sum() for p in mixtures]
+        phi = [(p * torch.tensor(over).double()).sum() for p in mixtures]
+        costs = [(p * paid).sum() for p in mixtures]
+        if t == 0:
+            state = state._replace(shared=rows.repeat(state, k).shared)
+        state, inputs = rows.mix(state, back), model.embed_mix(tokens)
+    return torch.stack(s), torch.stack(costs), torch.stack(phi)
+
+
+@MODELS
+@SYMBOLS
+@pytest.mark.parametrize("kind", ["local", "global"])
+@pytest.mark.parametrize("alpha", [0.5, 3.0])
+@torch.no_grad()
+def test_at_any_alpha_it_is_the_recurrence_written_out(build, symbols, kind, alpha):
+    model, k = build(2, 7).eval(), 3
+    batch = make_batch([[3, 4, 4, 5]], symbols)
+    steps = int(limits(batch, max_length=more_steps(batch))[0])
+    gold = [4, 3, 6, 2, 0, 0][:steps]
+    found = soft(model, batch, k, alpha, kind, cost=Hamming(), prepared=torch.tensor([gold])).memory
+    scores, costs, phi = written_out(model, batch, k, alpha, kind, gold, steps)
+    assert found.filled.all()
+    torch.testing.assert_close(found.scores[0] + found.offset, scores, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(found.costs[0], costs, rtol=1e-9, atol=1e-9)
+    if symbols.eos is not None:
+        assert phi.max() > 0
+        torch.testing.assert_close(found.ended[0].exp(), phi, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(found.running[0].exp(), 1 - phi, rtol=1e-9, atol=1e-9)
+
+
+@MODELS
+@SYMBOLS
+def test_smooth_decoding_may_find_other_outputs(build, symbols):
+    """What mixtures agree on is not always what the best single hypothesis says."""
+    batch, same = make_batch(SOURCES, symbols), []
+    for seed in range(12):
+        model = build(seed, 7)
+        smooth = SoftBeam(3, 0.05, keep=None, max_length=more_steps(batch))(model, batch)
+        same.append(smooth.ids(symbols) == hard(model, batch, 3).ids(symbols))
+    assert not all(same)
+
+
+@torch.no_grad()
+def test_a_local_model_stays_normalised():
+    """What all continuations have together, running and ended, is what the hypotheses had."""
+    model, batch = lstm(2, 7).eval(), make_batch(SOURCES, ENDED)
+    selector = SoftTop(Constraints.of(batch), 3, 1.0, None, 0.0)
+    memory = search(model, batch, selector, torch.full((len(SOURCES),), 3)).memory
+    assert (memory.ended.exp() > 0.01).any()
+    scores = torch.randn(len(SOURCES), 3, 7).double()
+    scores[:, :, [0, 1]] = -torch.inf  # what is never emitted has no part in it
+    offered = all_of(selector.offer(3, scores, memory, None)).scores
+    torch.testing.assert_close(offered.logsumexp(dim=1), memory.scores.logsumexp(dim=1))
+
+
 @pytest.mark.parametrize("build", [lstm, transformer], ids=["lstm", "transformer"])
 def test_the_start_of_the_papers_collapses_the_beam(build):
     """With K equal hypotheses at score 0 every step selects K copies of one; with a single one at first it does not."""
@@ -182,9 +263,9 @@ def test_scores_that_are_no_numbers_are_reported():
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"beam": 0}, "beam must be at least 1"),
+        ({"beam": 0}, "beam must be a whole number of at least 1"),
         ({"alpha": 0.0}, "alpha must be positive"),
-        ({"keep": 0}, "keep must be at least 1"),
+        ({"keep": 0}, "keep must be a whole number of at least 1"),
         ({"tolerance": 1.0}, "tolerance must lie in"),
         ({"scores": "both"}, "scores is local or global"),
         ({"max_length": 0}, "max_length"),

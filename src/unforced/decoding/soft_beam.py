@@ -88,7 +88,7 @@ class SoftTop:
     cost: Cost | None = None  # d_t
     prepared: Tensor | None = None  # [B,T,…] by the cost
     margin: bool = False  # whether costs are added to s̃ as well
-    watch: Callable[[Tensor], None] | None = None  # is shown log p_i [B,K,M] of each step
+    watch: Callable[[Tensor], Tensor] | None = None  # what log p_i [B,K,M] of each step goes through
     tracing: bool = False  # for decoding: record the likeliest path, and stop when all has ended
 
     def begin(self, limits: Tensor) -> SoftMemory:
@@ -146,7 +146,7 @@ class SoftTop:
             chosen.log_weights,
         )
         if self.watch is not None:
-            self.watch(log_weights)
+            log_weights = self.watch(log_weights)
         weights = log_weights.exp()  # [B,K,M]
         s = torch.bmm(weights, candidates.scores.unsqueeze(2)).squeeze(2)
         if candidates.tokens is None or candidates.parents is None:
@@ -274,9 +274,9 @@ def check_end(symbols: Symbols) -> None:
 
 def check_soft(beam: int, keep: int | None, tolerance: float) -> None:
     """Raise ``InputError`` where fields that the decoder and the objective share make no sense."""
-    if beam < 1:
-        raise InputError(f"beam must be at least 1, not {beam}")
-    if keep is not None and keep < 1:
-        raise InputError(f"keep must be at least 1, not {keep}")
+    if type(beam) is not int or beam < 1:
+        raise InputError(f"beam must be a whole number of at least 1, not {beam}")
+    if keep is not None and (type(keep) is not int or keep < 1):
+        raise InputError(f"keep must be a whole number of at least 1, or None, not {keep}")
     if not 0 <= tolerance < 1:
         raise InputError(f"tolerance must lie in [0, 1), not {tolerance}")

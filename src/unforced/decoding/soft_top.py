@@ -69,12 +69,13 @@ class Chosen(NamedTuple):
 def soft_top(offer: Offer, k: int, alpha: float, keep: int | None, tolerance: float) -> Chosen:
     """Choose K mixtures. ``keep`` None weighs all continuations; else the best ``keep``, or more if it takes more."""
     everything = offer.scores[0].numel()
+    keep = None if keep is None else max(keep, k)
     if keep is None or keep * SHARE >= everything:
         return among(all_of(offer), k, alpha)
     with torch.no_grad():
         ranked = offer.scores if offer.extra is None else offer.scores + offer.extra.unsqueeze(1)
     while keep * SHARE < everything:
-        chosen = among(best_of(offer, ranked, max(keep, k)), k, alpha)
+        chosen = among(best_of(offer, ranked, keep), k, alpha)
         if float(chosen.bound.max()) <= tolerance:
             return chosen
         keep = max(2 * keep, needed(offer, ranked, chosen, alpha, tolerance))

@@ -22,7 +22,7 @@ class SelfNormalized:
     This is section 5.3.1 of Goyal (2021), after Devlin et al. (2014). ``strength`` is λ, of which larger values keep log Z
     nearer to 0 at some cost in likelihood. With log Z near 0 a locally normalised model nearly is a globally normalised one:
     what training with raw scores should start from. λ = 0 is cross-entropy. The metrics ``log_z`` and ``log_z_squared``
-    are means over tokens; the variance of log Z is the second less the square of the first.
+    are means over tokens; training logs ``log_z_variance`` beside them, the second less the square of the first.
 
     >>> SelfNormalized(strength=0.1)
     SelfNormalized(strength=0.1)

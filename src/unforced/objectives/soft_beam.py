@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from unforced.costs import Cost, Hamming, fitted_cost
+from unforced.costs import Cost, Hamming, check_cost, fitted_cost
 from unforced.decoding.constraints import Constraints
 from unforced.decoding.search import search, undropped
 from unforced.decoding.soft_beam import SoftMemory, SoftTop, check_end, check_soft
@@ -80,6 +80,7 @@ class SoftBeam:
         check_soft(self.beam, self.keep, self.tolerance)
         check_choice("loss", self.loss, Literal["direct", "hinge"])
         check_choice("scores", self.scores, Literal["local", "global"])
+        check_cost(self.cost)
         if self.beyond < 0:
             raise InputError(f"beyond must be at least 0, not {self.beyond}")
         if not 0 <= self.mix < float("inf"):
@@ -106,7 +107,7 @@ class SoftBeam:
             gold = self.gold_score(model, batch, state) if self.loss == "hinge" else None
         log_weights = (end.scores.masked_fill(~end.filled, FLOOR) * alpha).log_softmax(dim=1)  # [B,K]
         if clip is not None:
-            clip.bound(log_weights)
+            log_weights = clip.bound(log_weights)
         weights = log_weights.exp()
         costs = (weights * end.costs).sum(dim=1)
         losses = costs
@@ -171,7 +172,7 @@ class ExampleClip:
 
     >>> scores, values = torch.zeros(2, 1, 2, requires_grad=True), torch.tensor([[1.0, 9.0], [1.0, 1.4]])
     >>> mixtures, clip = scores.log_softmax(dim=2), ExampleClip(1.0)
-    >>> clip.bound(mixtures)
+    >>> mixtures = clip.bound(mixtures)
     >>> losses = (mixtures.exp().squeeze(1) * values).sum(dim=1)
     >>> clip.measure(losses)
     >>> (losses.sum() / 100).backward()
@@ -188,21 +189,33 @@ class ExampleClip:
         if losses.requires_grad:
             losses.register_hook(self._remember)
 
-    def bound(self, log_weights: Tensor) -> None:
-        """Log-weights [B,...,M] of mixtures, of the examples in any number and order.
+    def bound(self, log_weights: Tensor) -> Tensor:
+        """Log-weights [B,...,M] of mixtures, of the examples in any number and order: the same, with bounded gradients.
 
         What counts is how weights move against one another: that all of a mixture cost the same moves none.
         """
-        if log_weights.requires_grad:
-            weights = log_weights.detach().exp()
-            log_weights.register_hook(
-                lambda gradient: self._shortened(gradient - weights * gradient.sum(dim=-1, keepdim=True))
-            )
+        return _Bounded.apply(log_weights, self)
 
     def _remember(self, gradient: Tensor) -> None:
         self.unit = gradient.abs().max()
 
-    def _shortened(self, gradient: Tensor) -> Tensor:
+    def shortened(self, gradient: Tensor) -> Tensor:
         norms = gradient.flatten(1).norm(dim=1).clamp(min=torch.finfo(gradient.dtype).tiny)
         factors = (self.most * self.unit.to(norms) / norms).clamp(max=1.0)
         return gradient * factors.view(-1, *[1] * (gradient.dim() - 1))
+
+
+class _Bounded(torch.autograd.Function):
+    """Log-weights as they are; nothing is kept for their gradient but what making steps again brings back."""
+
+    @staticmethod
+    def forward(ctx: Any, log_weights: Tensor, clip: ExampleClip) -> Tensor:
+        ctx.clip = clip
+        ctx.save_for_backward(log_weights)
+        return log_weights.view_as(log_weights)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (log_weights,) = ctx.saved_tensors
+        against = gradient - log_weights.exp() * gradient.sum(dim=-1, keepdim=True)
+        return ctx.clip.shortened(against), None

@@ -49,11 +49,18 @@ class Meter:
 
 
 def means(window: dict[str, list[float]]) -> dict[str, float]:
-    """
+    """The mean of each; where that of squares is known as well, the variance, too.
+
     >>> means({"loss": [6.0, 4.0]})
     {'loss': 1.5}
+    >>> means({"log_z": [4.0, 2.0], "log_z_squared": [10.0, 2.0]})  # 1 and 3
+    {'log_z': 2.0, 'log_z_squared': 5.0, 'log_z_variance': 1.0}
     """
-    return {name: total / max(count, 1.0) for name, (total, count) in window.items()}
+    found = {name: total / max(count, 1.0) for name, (total, count) in window.items()}
+    squared = {name: found[f"{name}_squared"] for name in found if f"{name}_squared" in found}
+    return found | {
+        f"{name}_variance": max(0.0, square - found[name] ** 2) for name, square in squared.items()
+    }
 
 
 def some(rows: Sequence[int], most: int = 50) -> str:
