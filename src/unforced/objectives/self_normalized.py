@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from unforced.errors import InputError
 from unforced.masking import widened
@@ -31,23 +32,32 @@ class SelfNormalized:
     strength: float = 0.1
 
     def __post_init__(self) -> None:
-        if not 0 <= self.strength < math.inf:
-            raise InputError(f"strength must be a finite number of at least 0, not {self.strength}")
+        check_strength(self.strength)
 
     def __call__(self, model: StepDecoder, batch: Batch, *, progress: Progress, rng: torch.Generator) -> Loss:
-        scores, gold = gold_scores(model, batch)
-        scores = widened(scores)
-        log_probs = F.log_softmax(scores, dim=-1)
-        nll = F.nll_loss(log_probs, gold, reduction="none")  # [N]
-        log_z = nll + scores.gather(-1, gold.unsqueeze(-1)).squeeze(-1)  # −log p = log Z − score of the gold
-        if self.strength:
-            likelihood = nll.sum()
-            total = likelihood + self.strength * log_z.square().sum()
-        else:  # summed within the loss, as cross-entropy does it: another order would give other bits
-            total = likelihood = F.nll_loss(log_probs, gold, reduction="sum")
-        metrics = token_metrics(scores, gold, likelihood)
-        count = metrics["nll"][1]
-        log_z = log_z.detach()
-        metrics["log_z"] = (log_z.sum().float(), count)
-        metrics["log_z_squared"] = (log_z.square().sum().float(), count)
-        return Loss(total, count, metrics)
+        return normalized_likelihood(*gold_scores(model, batch), self.strength)
+
+
+def check_strength(strength: float) -> None:
+    """Raise ``InputError`` where λ makes no sense."""
+    if not 0 <= strength < math.inf:
+        raise InputError(f"strength must be a finite number of at least 0, not {strength}")
+
+
+def normalized_likelihood(scores: Tensor, gold: Tensor, strength: float) -> Loss:
+    """−Σ log softmax(scores)[gold] + λ Σ (log Z)² of scores [N,V] and gold [N], in float32 at least, with metrics."""
+    scores = widened(scores)
+    log_probs = F.log_softmax(scores, dim=-1)
+    nll = F.nll_loss(log_probs, gold, reduction="none")  # [N]
+    log_z = nll + scores.gather(-1, gold.unsqueeze(-1)).squeeze(-1)  # −log p = log Z − score of the gold
+    if strength:
+        likelihood = nll.sum()
+        total = likelihood + strength * log_z.square().sum()
+    else:  # summed within the loss, as cross-entropy does it: another order would give other bits
+        total = likelihood = F.nll_loss(log_probs, gold, reduction="sum")
+    metrics = token_metrics(scores, gold, likelihood)
+    count = metrics["nll"][1]
+    log_z = log_z.detach()
+    metrics["log_z"] = (log_z.sum().float(), count)
+    metrics["log_z_squared"] = (log_z.square().sum().float(), count)
+    return Loss(total, count, metrics)

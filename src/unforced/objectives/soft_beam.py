@@ -18,6 +18,7 @@ from unforced.errors import InputError, check_choice
 from unforced.masking import FLOOR, widened
 from unforced.models.protocol import StepDecoder, require, stepping
 from unforced.objectives.cross_entropy import gold_scores, negative_log_likelihood
+from unforced.objectives.self_normalized import check_strength, normalized_likelihood
 from unforced.relax import checked_alpha
 from unforced.schedules import Exponential, Schedule, at, check_values
 from unforced.types import Batch, DecoderState, Loss, Progress
@@ -50,7 +51,8 @@ class SoftBeam:
     a few examples out of many have gradients hundreds of times as long as the others', and these are what an update then follows.
 
     ``mix`` adds so much of the gold's cross-entropy, as ``cross_entropy`` has it: what the search gets right teaches nothing, so on
-    data that a model knows well there is little to learn from without.
+    data that a model knows well there is little to learn from without. Cross-entropy doesn't mind where the scores of a step lie, and global
+    scores drift when it is added; ``strength`` adds (log Z)² to it, as in ``self_normalized``, which holds them.
 
     Start from a model trained with cross-entropy or ``self_normalized``: from random weights this learns little. The total
     is a sum over examples, divided by the number of gold tokens.
@@ -74,6 +76,7 @@ class SoftBeam:
     checkpoint: bool = False  # whether steps are made again in the backward pass, to save memory
     dropout: bool = False  # whether it is on in the decoder
     mix: float = 0.0  # weight of the cross-entropy that is added
+    strength: float = 0.0  # of (log Z)² in it, as self_normalized has it
     clip: float | None = None  # longest gradient of an example's loss at a step's mixtures
 
     def __post_init__(self) -> None:
@@ -85,6 +88,9 @@ class SoftBeam:
             raise InputError(f"beyond must be at least 0, not {self.beyond}")
         if not 0 <= self.mix < float("inf"):
             raise InputError(f"mix must be a number from 0 on, not {self.mix}")
+        check_strength(self.strength)
+        if self.strength and not self.mix:
+            raise InputError("strength belongs to the cross-entropy that mix adds, and mix is 0")
         if self.clip is not None and not self.clip > 0:
             raise InputError(f"clip must be positive, or none, not {self.clip}")
         check_values(self.alpha, checked_alpha)
@@ -124,7 +130,10 @@ class SoftBeam:
         }
         total = losses.sum()
         if self.mix > 0:
-            gold_fed = negative_log_likelihood(*gold_scores(model, batch, state))
+            fed = gold_scores(model, batch, state)
+            gold_fed = (
+                normalized_likelihood(*fed, self.strength) if self.strength else negative_log_likelihood(*fed)
+            )
             total, metrics = total + self.mix * gold_fed.total, metrics | gold_fed.metrics
         return Loss(total, tokens, metrics)
 
