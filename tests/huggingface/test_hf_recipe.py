@@ -22,6 +22,8 @@ from unforced.errors import InputError
 from unforced.models.huggingface.codec import TokenizerCodec
 from unforced.models.huggingface.folder import Folder
 from unforced.models.huggingface.spec import HuggingFace, Reading
+from unforced.objectives._vectors import special
+from unforced.objectives.sequence_smoothing import SequenceSmoothing
 from unforced.types import Example
 
 tokenizers = pytest.importorskip("tokenizers")
@@ -252,6 +254,21 @@ def test_texts_and_numbers(place: Path) -> None:
     made = masked.collate([masked.encode(Example(None, "a b")), masked.encode(Example(None, "c"))], [0, 1])
     assert made.prefix.tolist() == [[5, 6], [7, 0]]
     assert made.mask.tolist() == [[True, True], [True, False]]
+
+
+def test_what_smoothing_asks_of_a_tokenizer(place: Path) -> None:
+    """Special tokens are no words, whatever they are called; references count with the target's own tokens, or not at all."""
+    codec = HuggingFace(path=str(place / "t5")).codec()
+    names = codec.token_names()
+    wanted = {id for id, name in enumerate(names) if name in ("<pad>", "<s>", "</s>", "<unk>", "<mask>", "")}
+    assert {names.index("<mask>"), names.index("<unk>")} <= wanted
+    assert special(codec) == wanted
+    drawn = SequenceSmoothing(tau=1e6, mix=1.0).fitted(codec)
+    batch = codec.collate([codec.encode(Example("a b", "a b c"))] * 64, range(64))
+    outputs = drawn.around(batch, codec.sizes.target).draw(torch.arange(64).unsqueeze(1))
+    assert not set(outputs[:, 0, :-1].flatten().tolist()) & wanted
+    assert codec.encode(Example("a", "b", ("b",))).references == ()
+    assert set(codec.encode(Example("a", "b", ("b", "c"))).references) == {names.index("b"), names.index("c")}
 
 
 def test_complaints(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

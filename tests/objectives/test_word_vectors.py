@@ -292,3 +292,14 @@ def test_staged_glove_knows_what_is_alike() -> None:
     assert there.tolist() == [False] * 4 + [True] * 5 + [False, True]
     near = near_words(vectors, there, torch.tensor([4, 7]), 0.1, 2)
     assert near.tokens[:, 1].tolist() == [5, 8]  # dog: cat; man: woman
+
+
+def test_a_damaged_archive_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "vectors.npz"
+    rng = np.random.default_rng(0)
+    np.savez_compressed(path, words=np.array([f"w{i}" for i in range(500)]), vectors=rng.random((500, 20)))
+    whole = path.read_bytes()
+    for place in range(2000, len(whole) - 2000, 7000):
+        path.write_bytes(whole[:place] + bytes(64) + whole[place + 64 :])
+        with pytest.raises(InputError, match=r"not a sound \.npz"):
+            read_vectors(path, ["w1", "w2"])

@@ -28,6 +28,8 @@ WIDTH = 100  # of vectors made from co-occurrence
 def special(codec: Any) -> frozenset[int]:
     """The ids that stand for no word: banned ones, the end symbol, and reserved names at the front (the unknown word).
 
+    A codec whose tokenizer has names of its own for them says which they are by ``special_ids``.
+
     >>> from types import SimpleNamespace
     >>> from unforced.types import Symbols
     >>> names = ("<pad>", "<bos>", "<eos>", "<unk>", "<eos>", "a")  # the second <eos> is a word of the data
@@ -36,7 +38,9 @@ def special(codec: Any) -> frozenset[int]:
     [0, 1, 2, 3]
     """
     symbols = codec.symbols
-    found = {*symbols.banned, symbols.pad, symbols.bos} | ({symbols.eos} - {None})
+    found = {*symbols.banned, symbols.pad, symbols.bos, *getattr(codec, "special_ids", ())} | (
+        {symbols.eos} - {None}
+    )
     names = tuple(codec.token_names()[: len(RESERVED)]) if hasattr(codec, "token_names") else ()
     for id, name in enumerate(names):
         if name not in RESERVED or name in names[:id]:
@@ -206,7 +210,7 @@ def _from_npz(path: Path) -> Iterable[tuple[str, np.ndarray]]:
             raise ValueError("not a zip archive")
         with np.load(path, allow_pickle=False) as arrays:
             loaded: list[np.ndarray] = [arrays[name] for name in arrays.files]
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         why = "an array of objects" if "allow_pickle" in str(error) else error
         raise InputError(f"{path}: the file is not a sound .npz of plain arrays ({why}).") from None
     words = next((array.tolist() for array in loaded if array.ndim == 1 and array.dtype.kind in "US"), None)

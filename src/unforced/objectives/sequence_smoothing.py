@@ -174,9 +174,10 @@ class SequenceSmoothing:
         if self.proposal != "edit" or self.vocabulary != "all" or self.off:
             return
         if tokens * math.exp(-1 / tau) >= CROWDED:
+            least = f"below {1 / math.log(tokens / CROWDED):.3f}" if tokens > CROWDED else "that is finite"
             raise InputError(
                 f"edit proposals at temperature {tau:g} from {tokens} tokens would be mostly insertions: "
-                f"take a proposal_tau below {1 / math.log(tokens / CROWDED):.3f}"
+                f"take a proposal_tau {least}"
             )
 
     def __call__(self, model: StepDecoder, batch: Batch, *, progress: Progress, rng: torch.Generator) -> Loss:

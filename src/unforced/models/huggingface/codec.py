@@ -58,7 +58,7 @@ class TokenizerCodec:
 
     def encode(self, example: Example) -> Encoded:
         target = [] if example.target is None else self._target(example.target)
-        answers = set(example.references) - {example.target}
+        answers = () if set(example.references) <= {example.target} else example.references
         references = sorted({id for text in answers for id in self._ids(text, self.longest[1], False)})
         if self.kind == "masked":
             if example.source is not None:
@@ -149,6 +149,11 @@ class TokenizerCodec:
         names = self.tokenizer.convert_ids_to_tokens(list(range(len(self.tokenizer))))
         names = ["" if name is None else str(name) for name in names]
         return (*names, *[""] * (self.sizes.target - len(names)))
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """The ids that the tokenizer keeps for other things than text."""
+        return frozenset(int(id) for id in self.tokenizer.all_special_ids)
 
     def to_json(self) -> dict[str, Any]:
         return {
