@@ -82,7 +82,7 @@ def test_with_large_alpha_it_is_beam_search(build, symbols, kind, k, vocabulary)
 
 
 def written_out(model, batch: Batch, k: int, alpha: float, kind: str, gold: list[int], steps: int):
-    """The recurrence of ALGORITHMS for one example, candidate by candidate: scores, costs and ended mass of the K mixtures."""
+    """CRB Algorithm 3 for one example, candidate by candidate: scores, costs and ended mass of the K mixtures."""
     symbols, state = batch.symbols, model.start(batch)
     s, phi, costs = [torch.zeros(()).double()], [torch.zeros(()).double()], [torch.zeros(()).double()]
     inputs = model.embed(batch.prefix[:, :1])
