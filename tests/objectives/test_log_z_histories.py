@@ -15,12 +15,10 @@ WORDS = ["the", "dog", "sees", "a", "cat"]
 
 
 def trained(folder: Path) -> Path:
-    lines = [f"{WORDS[(i + j) % 5]} {'NVD'[(i * j) % 3]}\n" for i in range(40) for j in range(1, 4 + i % 3)]
-    blocks, begin = [], 0
-    for i in range(40):
-        blocks.append("".join(lines[begin : begin + 3 + i % 3]))
-        begin += 3 + i % 3
-    (folder / "tags.conll").write_text("\n".join(blocks))
+    sentences = [
+        "".join(f"{WORDS[(i + j) % 5]} {'NVD'[(i * j) % 3]}\n" for j in range(3 + i % 3)) for i in range(40)
+    ]
+    (folder / "tags.conll").write_text("\n".join(sentences))
     task = unforced.task("tagging", train=str(folder / "tags.conll"), hold_out=0.25)
     model = unforced.model("lstm", attention="fixed", hidden=8, embedding=8)
     objective = unforced.objective("cross_entropy")
