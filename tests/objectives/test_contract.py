@@ -82,6 +82,9 @@ TABLE: dict[str, list[dict[str, Any]]] = {
     "soft_beam": [
         {"alpha": 2.0},
         {"beam": 2, "alpha": 1.0, "loss": "hinge", "scores": "global"},
+        {"beam": 3, "alpha": 2.0, "loss": "hinge", "beyond": 1},
+        {"beam": 3, "alpha": 2.0, "scores": "global", "beyond": 1},
+        {"beam": 2, "alpha": 1.0, "scores": "global", "mix": 0.5, "strength": 0.1, "dropout": True},
         {"beam": 4, "alpha": 5.0, "keep": None, "beyond": 2},
         {"beam": 3, "alpha": 2.0, "checkpoint": True, "keep": 2, "tolerance": 0.0},
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ from unforced.objectives._vectors import read_vectors, spellings, unused
 from unforced.objectives.cross_entropy import CrossEntropy
 from unforced.objectives.label_smoothing import LabelSmoothing
 from unforced.objectives.sequence_smoothing import SequenceSmoothing
+from unforced.objectives.token_sequence_smoothing import TokenSequenceSmoothing
 from unforced.objectives.token_smoothing import TokenSmoothing
 from unforced.types import Batch, Encoded, Loss, Progress, Sizes, Symbols
 
@@ -78,6 +80,31 @@ def test_edit_proposals_refuse_several_ends_and_crowds() -> None:
     assert SequenceSmoothing(reward="edit", proposal="edit", samples=2, tau=2.0, proposal_tau=0.6).fitted(
         codec()
     )
+
+
+@pytest.mark.parametrize("vocabulary", ["batch", "references"])
+def test_edit_proposals_from_many_tokens_of_a_batch_warn(vocabulary: Any) -> None:
+    fields: dict[str, Any] = {"reward": "edit", "proposal": "edit", "samples": 2, "vocabulary": vocabulary}
+    with pytest.warns(
+        UserWarning, match=r"from 3 tokens would be mostly insertions: take a proposal_tau below 0\.910"
+    ):
+        loss_of(SequenceSmoothing(**fields, tau=2.0), model(), rows([5, 6, 3, 2]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert loss_of(SequenceSmoothing(**fields, tau=0.9), model(), rows([5, 6, 3, 2])).total.isfinite()
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_both_levels_tell_what_tokens_give_away(lazy: bool) -> None:
+    token = TokenSmoothing(vectors="uniform", tau=0.5, mix=0.4)
+    batch = rows([3, 4, 5, 6, 2], [7, 6, 5, 2])
+    alone = loss_of(token, model(), batch).metrics["moved"]
+    both = TokenSequenceSmoothing(token, SequenceSmoothing(tau=0.5, lazy=lazy, samples=3, mix=0.5))
+    together = loss_of(both, model(), batch).metrics["moved"]
+    torch.testing.assert_close(
+        together[0] / together[1], alone[0] / alone[1]
+    )  # of uniform ones all give as much
+    assert "moved" not in loss_of(SequenceSmoothing(tau=0.5, lazy=lazy), model(), batch).metrics
 
 
 def test_references_must_be_there_somewhere() -> None:

@@ -43,11 +43,14 @@ def near_words(units: Tensor, there: Tensor, words: Tensor, tau: float, count: i
     tokens = torch.empty(len(words), kept, dtype=torch.int32, device=units.device)
     weights = torch.empty(len(words), kept, dtype=units.dtype, device=units.device)
     block, tau = max(1, CELLS // size), max(tau, torch.finfo(units.dtype).tiny)
+    lost = (~there).nonzero().squeeze(1)
     for start in range(0, len(words), block):
         some = words[start : start + block]
         own = some.unsqueeze(1)
-        logits = (units[some] @ units.T).clamp_(max=1.0).sub_(1.0).div_(tau)  # −d/τ: [u,V]
-        logits.masked_fill_(~(there & there[own]), -torch.inf)
+        one = units.new_full((), -1 / tau)
+        logits = torch.addmm(one, units[some] / tau, units.T).clamp_(max=0.0)  # −d/τ: [u,V]
+        logits.index_fill_(1, lost, -torch.inf)
+        logits.index_fill_(0, (~there[some]).nonzero().squeeze(1), -torch.inf)
         logits.scatter_(1, own, -torch.inf)
         z = 1 + logits.exp().sum(dim=1, keepdim=True)  # d(y, y) = 0
         logits.scatter_(1, own, 1.0)  # first, whatever else is as near

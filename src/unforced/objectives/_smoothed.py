@@ -11,6 +11,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from unforced.masking import widened
+from unforced.types import Symbols
 
 CHUNK = 2048  # tokens that are projected together, where there are very many
 BLOCK = 1 << 19  # numbers of a block of rows: few enough that a second pass finds them in the cache
@@ -28,6 +29,27 @@ class Target(NamedTuple):
     weights: Tensor  # [N,K]
     rest: Tensor | None = None  # [N]
     share: Tensor | None = None  # [V]
+
+
+def massless(symbols: Symbols) -> frozenset[int]:
+    """The ids that an even share leaves out: what can't be emitted, and padding, banned or not, unless it is the end symbol.
+
+    >>> sorted(massless(Symbols(pad=0, bos=1, eos=2, banned=(1,)))), sorted(massless(Symbols(pad=2, bos=1, eos=2)))
+    ([0, 1], [])
+    """
+    return frozenset(symbols.banned) | ({symbols.pad} - {symbols.eos})
+
+
+def own_mass(target: Target, tokens: Tensor) -> Tensor:
+    """How much of each target is on its token [N]: [N].
+
+    >>> own_mass(Target(torch.tensor([[3, 1]]), torch.tensor([[0.5, 0.2]]), torch.tensor([0.3]), torch.ones(4) / 4), torch.tensor([3]))
+    tensor([0.5750])
+    """
+    own = (target.weights * (target.tokens == tokens.unsqueeze(1))).sum(dim=1)
+    if target.rest is None or target.share is None:
+        return own
+    return own + target.rest * target.share[tokens]
 
 
 def one_hot(tokens: Tensor) -> Target:

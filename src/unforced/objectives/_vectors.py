@@ -21,6 +21,7 @@ from unforced.errors import InputError
 
 RESERVED = ("<pad>", "<bos>", "<eos>", "<unk>")  # the names that a vocabulary's first ids may have
 BLANKS = ("Ġ", "▁")  # what stands for the blank before a word's first piece, in subword vocabularies
+CLOSED = "</w>"  # what stands behind a word's last piece, in others
 WINDOW = 2  # tokens on either side that keep company with one: a wider one finds words that go together, not ones alike
 WIDTH = 100  # of vectors made from co-occurrence
 
@@ -71,24 +72,37 @@ def spellings(names: Sequence[str], without: Collection[int] = ()) -> list[tuple
     """How each token may be spelt in a file of word vectors, the best spelling first; nothing for the ids ``without``.
 
     A word is looked up as it is, then in lower case. In a vocabulary of subwords only pieces that begin a word are looked
-    up, without the mark of their blank: a piece from within a word means nothing on its own, whatever it looks like.
+    up, without the mark of their blank: a piece from within a word means nothing on its own, whatever it looks like. Where
+    words' ends are marked instead, those that end one are. ("hou@@" and "##se" are no words, and no file has them.)
 
     >>> spellings(["<eos>", "House", "a"], without=[0])
     [(), ('House', 'house'), ('a',)]
     >>> spellings(["<eos>", "ĠHouse", "a", "ĠgrÃ¶ÃŁer"], without=[0])
     [(), ('House', 'house'), (), ('größer',)]
+    >>> spellings(["<eos>", "House</w>", "a", "a</w>"], without=[0])
+    [(), ('House', 'house'), (), ('a',)]
     """
     begun = sum(name.startswith(BLANKS) and len(name) > 1 for name in names)
+    closed = sum(name.endswith(CLOSED) and name != CLOSED for name in names)
+    word_of = str
     # a word may begin with such a letter, too; but none is the mark alone, and not many do
-    pieces = begun > 0 and (any(mark in names for mark in BLANKS) or begun * 10 >= len(names))
+    if begun > 0 and (any(mark in names for mark in BLANKS) or begun * 10 >= len(names)):
+        word_of = _begun
+    elif closed * 10 >= len(names) > 0:
+        word_of = _closed
     found = []
     for id, name in enumerate(names):
-        word = "" if id in without else (_word(name) if pieces else name)
+        word = "" if id in without else word_of(name)
         found.append(tuple(dict.fromkeys(form for form in (word, word.lower()) if form)))
     return found
 
 
-def _word(piece: str) -> str:
+def _closed(piece: str) -> str:
+    """The word that a piece ends, or nothing."""
+    return piece.removesuffix(CLOSED) if piece.endswith(CLOSED) else ""
+
+
+def _begun(piece: str) -> str:
     """The word that a piece begins, or nothing."""
     if piece.startswith("Ġ"):  # pieces of bytes, each written as a letter
         from tokenizers import decoders

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from unforced.errors import InputError
 from unforced.masking import widened
 from unforced.models.protocol import StepDecoder
+from unforced.objectives._smoothed import massless
 from unforced.objectives.cross_entropy import gold_scores, token_metrics
 from unforced.types import Batch, Loss, Progress
 
@@ -18,7 +19,7 @@ from unforced.types import Batch, Loss, Progress
 class LabelSmoothing:
     """(1 − ε) · cross-entropy + ε · mean over emittable w of −log p(w | y*_<t, x).
 
-    ``smoothing`` is ε. The uniform part leaves out ``symbols.banned`` (padding, the start symbol): nothing is
+    ``smoothing`` is ε. The uniform part leaves out ``symbols.banned`` (the start symbol, say) and padding: nothing is
     smoothed onto a token that can't be emitted. ε = 0 is cross-entropy.
 
     >>> LabelSmoothing(smoothing=0.1)
@@ -39,7 +40,7 @@ class LabelSmoothing:
         if not self.smoothing:
             return Loss(nll, metrics["nll"][1], metrics)
         # mean_w −log p(w) = log Z − mean_w scores_w, so the [N,V] log-probabilities are never formed
-        banned = sorted(set(batch.symbols.banned))
+        banned = sorted(massless(batch.symbols))
         emittable = scores.shape[-1] - len(banned)
         total_score = scores.sum(dim=-1) - scores[:, banned].sum(dim=-1)
         if bool(total_score.isnan().any()):  # a model that gives −inf to what is banned

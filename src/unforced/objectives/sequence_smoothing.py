@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -78,7 +78,8 @@ class SequenceSmoothing:
     - "hamming": outputs of the gold's length, by Hamming distance; r is confined to these;
     - "edit": tokens kept, deleted or replaced, and others inserted between them, at most eight side by side; r is confined to
       what that can make. q is summed over all ways of editing that lead to the same output. With M tokens in V_sub outputs
-      are mostly insertions unless M e^(−1/τ) is well below one; with "all" tokens it is refused from one on.
+      are mostly insertions unless M e^(−1/τ) is well below one; from one on "all" tokens are refused, and there is a warning
+      where a batch or an example's references have so many.
 
     d of "bleu" and "cider" lies between 0 and 1, so τ must be small: where each further edit brings M times as many outputs and costs
     less than log M · τ, r is all but uniform, and what is far from the gold weighs most. Where the metric ``distance``, the mean of d by
@@ -159,7 +160,9 @@ class SequenceSmoothing:
                 'no training example has references beside its target, so vocabulary "references" would be the target\'s own tokens'
             )
         known = special(codec)
-        self.refuse_crowds(codec.sizes.target - len(known))
+        crowd = self.crowd(codec.sizes.target - len(known)) if self.vocabulary == "all" else None
+        if crowd is not None:
+            raise InputError(crowd)
         if self.reward == "cider":
             if not examples:
                 raise InputError("CIDEr counts n-grams in training examples, and none were given")
@@ -168,17 +171,16 @@ class SequenceSmoothing:
         object.__setattr__(fitted, "known", Known(codec.sizes.target, known, documents))
         return fitted
 
-    def refuse_crowds(self, tokens: int) -> None:
-        """Complain where edit proposals from so many tokens would make outputs of insertions, too long for any model."""
+    def crowd(self, tokens: int) -> str | None:
+        """What is wrong where edit proposals from so many tokens make outputs of insertions, too long for any model."""
         tau = self.tau if self.proposal_tau is None else self.proposal_tau
-        if self.proposal != "edit" or self.vocabulary != "all" or self.off:
-            return
-        if tokens * math.exp(-1 / tau) >= CROWDED:
-            least = f"below {1 / math.log(tokens / CROWDED):.3f}" if tokens > CROWDED else "that is finite"
-            raise InputError(
-                f"edit proposals at temperature {tau:g} from {tokens} tokens would be mostly insertions: "
-                f"take a proposal_tau {least}"
-            )
+        if self.proposal != "edit" or self.off or tokens * math.exp(-1 / tau) < CROWDED:
+            return None
+        least = f"below {1 / math.log(tokens / CROWDED):.3f}" if tokens > CROWDED else "that is finite"
+        return (
+            f"edit proposals at temperature {tau:g} from {tokens} tokens would be mostly insertions: "
+            f"take a proposal_tau {least}"
+        )
 
     def __call__(self, model: StepDecoder, batch: Batch, *, progress: Progress, rng: torch.Generator) -> Loss:
         require(model, "sequence_smoothing", "start", "embed", "advance", "score")
@@ -215,6 +217,9 @@ class SequenceSmoothing:
             return HammingProposal(*parts)
         proposal = EditProposal(*parts, INSERTIONS)
         proposal.check()
+        crowd = None if self.vocabulary == "all" else self.crowd(int(proposal.pool.sizes.max()))
+        if crowd is not None:  # as many as this batch has: no reason to end a training
+            warnings.warn(crowd, stacklevel=2)
         return proposal
 
     def draws(self, model: StepDecoder, batch: Batch, state: DecoderState, keys: Tensor) -> Draws:
@@ -274,10 +279,17 @@ class SequenceSmoothing:
         state = rows.keep(state, examples) if len(examples) > len(batch) else state  # each has a row at least
         features, _ = model.advance(state, model.embed(alone.prefix))
         count, row = batch.mask.sum(), mask.nonzero()[:, 0]
-        smooth = partial(token.target, model, batch.symbols)
+        moved: list[Tensor] = []
+
+        def smooth(tokens: Tensor, scores: Tensor) -> Target:
+            target = token.target(model, batch.symbols, tokens, scores)
+            if not token.off:
+                moved.append(token.moved(target, tokens))
+            return target
+
         most = 2 * max(CHUNK, int(count))
         losses, nll, best = priced(model, features[mask], alone.gold[mask], smooth, most)
-        metrics = dict(draws.metrics)
+        metrics = {**draws.metrics, **_mean("moved", moved)}
         metrics["sampled"] = ((drawn[fed][row] * losses.detach()).sum().float() / self.mix, count.float())
         if self.mix < 1:
             golden = (first == 0)[fed][row]
@@ -295,7 +307,8 @@ class SequenceSmoothing:
         each = token.target(model, batch.symbols, tokens.flatten(), scores)
         target = blended(each, weights[batch.mask.nonzero()[:, 0]])
         losses, nll = smoothed_nll(scores, gold, target)
-        metrics = {**token_metrics(scores, gold, nll.sum()), **draws.metrics}
+        moved = [] if token.off else [token.moved(each, tokens.flatten())]
+        metrics = {**token_metrics(scores, gold, nll.sum()), **draws.metrics, **_mean("moved", moved)}
         return Loss(losses.sum(), metrics["nll"][1], metrics)
 
     def expected(self, model: StepDecoder, batch: Batch, state: DecoderState) -> Loss:
@@ -325,3 +338,11 @@ class SequenceSmoothing:
         metrics = token_metrics(scores, gold, nll.sum())
         metrics["changed"] = (torch.sigmoid(odds).sum().float(), around.changing.sum().float())
         return Loss(losses.sum(), metrics["nll"][1], metrics)
+
+
+def _mean(name: str, values: list[Tensor]) -> Metrics:
+    """A metric of some values, or none where there are none."""
+    if not values:
+        return {}
+    every = torch.cat(values)
+    return {name: (every.sum().float(), torch.tensor(float(len(every)), device=every.device))}

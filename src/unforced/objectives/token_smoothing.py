@@ -15,7 +15,7 @@ from unforced.masking import widened
 from unforced.models.protocol import StepDecoder, require
 from unforced.objectives._feeding import asking
 from unforced.objectives._nearest import Near, near_target, near_words
-from unforced.objectives._smoothed import Target, one_hot, smoothed_nll
+from unforced.objectives._smoothed import Target, massless, one_hot, own_mass, smoothed_nll
 from unforced.objectives._vectors import co_occurrence, read_vectors, special, units, unused
 from unforced.objectives.cross_entropy import gold_scores, negative_log_likelihood, token_metrics
 from unforced.types import Batch, Encoded, Loss, Progress, Symbols
@@ -180,7 +180,7 @@ class TokenSmoothing:
     def uniform(self, tokens: Tensor, size: int, symbols: Symbols, dtype: torch.dtype) -> Smoothed:
         """The same with d = 1 between all words that can be emitted: a word's own mass, and an even share for all."""
         never = frozenset() if self.known is None else self.known.never
-        there = words(size, never | frozenset(symbols.banned), tokens.device)
+        there = words(size, never | massless(symbols), tokens.device)
         count, inside = int(there.sum()), there[tokens].to(dtype)
         e = torch.exp(torch.tensor(-1 / self.tau, dtype=dtype, device=tokens.device))
         each = inside * e / (1 + (count - 1) * e)  # r of every other word: [N]
@@ -190,19 +190,19 @@ class TokenSmoothing:
         found = Target(tokens.unsqueeze(1), weights, self.mix * count * each, there.to(dtype) / count)
         return Smoothed(found, (count - 1) * each, entropy, inside)
 
+    def moved(self, target: Target, tokens: Tensor) -> Tensor:
+        """The mass [N] that r takes from tokens [N] and gives to others."""
+        return (1 - own_mass(target, tokens)) / self.mix
+
     def metrics(
         self, losses: Tensor, nll: Tensor, smoothed: Smoothed, tokens: Tensor
     ) -> dict[str, tuple[Tensor, Tensor]]:
         """``kl``, ``moved`` and ``rest`` of losses [N] that have been taken of ``smoothed`` targets."""
         count = torch.tensor(float(len(nll)), device=nll.device)
-        given, listed = smoothed.target, smoothed.target.tokens == tokens.unsqueeze(1)
-        own = (given.weights * listed).sum(dim=1)
-        if given.rest is not None and given.share is not None:
-            own = own + given.rest * given.share[tokens]
         cross = (losses.detach() - (1 - self.mix) * nll) / self.mix  # −Σ r log p
         return {
             "kl": ((cross - smoothed.entropy).sum().float(), count),
-            "moved": (((1 - own) / self.mix).sum().float(), count),
+            "moved": (self.moved(smoothed.target, tokens).sum().float(), count),
             "rest": (smoothed.rest.sum().float(), count),
             "covered": (smoothed.there.sum().float(), count),
         }
