@@ -449,3 +449,12 @@ def test_bins_of_lengths_hold_all_examples() -> None:
 @pytest.mark.parametrize("answers", [[], ["a b"] * 100, ["a", "bb"] * 5, ["[[1, 2], [3, 4]]"] * 100])
 def test_some_answers_have_no_bins(answers: list[str]) -> None:
     assert length_bins(answers) == ((), [], "")
+
+
+def test_data_that_is_missing_is_told_of_before_there_is_a_folder(write: Write, tmp_path: Path) -> None:
+    recipe = write()
+    (tmp_path / "test.tsv").unlink()
+    with pytest.raises(InputError, match=r"test\.tsv") as told:
+        compare([recipe], tmp_path / "runs", train=Stub().train, quiet=True)
+    assert "all runs failed" not in str(told.value)
+    assert not (tmp_path / "runs").exists()

@@ -99,8 +99,9 @@ def check_folders(planned: Sequence[Planned]) -> None:
 
 
 def check_references(planned: Sequence[Planned]) -> None:
-    """Refuse variants whose tasks have other metrics or other test references than the first run's."""
+    """Refuse variants whose tasks have other metrics or other test references than the first run's, and data that can't be read."""
     tasks: list[Any] = []
+    answers: list[Any] = []
     for run in planned:
         if run.recipe.task in tasks:
             continue
@@ -110,7 +111,8 @@ def check_references(planned: Sequence[Planned]) -> None:
             raise InputError(
                 f"{run.label} and {planned[0].label} are judged by different metrics, so they can't be compared"
             )
-        if first is not other and not _equal(_answers(first), _answers(other)):
+        answers.append(_answers(other))
+        if not _equal(answers[0], answers[-1]):
             raise InputError(
                 f"{run.label} and {planned[0].label} have different test references, so they can't be compared; compare them "
                 "apart, or let them differ in other settings of the task"
