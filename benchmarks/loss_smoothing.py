@@ -32,17 +32,18 @@ def run(*, quick: bool, threads: int) -> dict:
             "models": f"LSTM 256 with Bahdanau attention and Transformer 3+3, 256 wide, {data.vocabulary} pieces,"
             f" {updates} and {updates // 3} updates of cross-entropy before, float32, dropout on",
             "data": f"{data.name}, {len(batches)} batches of {corpus.BATCH} pairs of similar length a turn",
-            "token smoothing": f"co-occurrence vectors, the nearest {_token().nearest} words, α 0.5",
+            "token smoothing": f"co-occurrence vectors, the nearest {_token().nearest} words, α 0.5; the model's own vectors change"
+            " with every update, so words near those of the batch are looked up at each",
             "sequence smoothing": "Hamming, V_sub the batch's tokens, one sample, fed instead of the gold (α 1)",
             "rounds": f"{rounds}, after one to warm up",
         },
     }
 
 
-def _token():
+def _token(vectors: str = "co-occurrence"):
     from unforced.objectives.token_smoothing import TokenSmoothing
 
-    return TokenSmoothing(vectors="co-occurrence", tau=0.1, mix=0.5)
+    return TokenSmoothing(vectors=vectors, tau=0.1, mix=0.5)
 
 
 def _updates(model, data: corpus.Corpus, batches: list, rounds: int, title: str) -> list[dict]:
@@ -57,8 +58,9 @@ def _updates(model, data: corpus.Corpus, batches: list, rounds: int, title: str)
     exact = SequenceSmoothing(tau=0.12, vocabulary="batch", lazy=True, samples=None)
     wishes = {
         "token": (token, TOKEN),
+        "token, the model's own vectors": (_token("model"), None),
         "sequence, lazy, one sample": (lazy, LAZY),
-        "sequence, lazy, exact expectation": (exact, None),
+        "sequence, lazy, exact expectation": (exact, LAZY),
         "sequence, one sample": (one, SEQUENCE),
         "token and sequence": (TokenSequenceSmoothing(token, one), BOTH),
     }

@@ -16,6 +16,7 @@ import pytest
 from unforced import cli
 from unforced.catalogue import CATALOGUE
 from unforced.cli import main
+from unforced.cli.tables import table
 from unforced.errors import InputError
 from unforced.recipe import builtin, load
 
@@ -154,7 +155,7 @@ def test_data(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: p
 
 def test_tables_on_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    cli.table(("name", "what"), [("a", "[bold]b[/bold]")])
+    table(("name", "what"), [("a", "[bold]b[/bold]")])
     out = capsys.readouterr().out
     assert "name" in out
     assert "[bold]b[/bold]" in out  # what comes from data is never markup

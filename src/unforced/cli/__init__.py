@@ -1,0 +1,57 @@
+"""The command line: thin words over ``unforced.api``, which is imported only by the commands that need it.
+
+What the user got wrong is one line on standard error and exit code 2.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from cyclopts import App, CycloptsError, Parameter
+
+from unforced import __version__
+from unforced.cli.energies import sample, score
+from unforced.cli.looking import data, list_, plot, show
+from unforced.cli.training import compare, decode, evaluate, report, train
+from unforced.errors import InputError
+
+app = App(
+    name="unforced",
+    help="Train, decode and compare sequence models beyond teacher forcing.",
+    version=__version__,
+    help_format="plaintext",
+    exit_on_error=False,
+    print_error=False,
+    verbose=False,
+    suppress_keyboard_interrupt=False,
+    result_action="return_value",
+    default_parameter=Parameter(negative=()),
+)
+for command in (train, evaluate, decode, score, sample, compare, report, show, plot, data):
+    app.command(command)
+app.command(list_, name="list")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line and give its exit code."""
+    try:
+        code = app(sys.argv[1:] if argv is None else list(argv))
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except (InputError, CycloptsError) as error:
+        complain(error)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader has seen enough: nothing more is written, not even at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except OSError as error:
+        complain(error)
+        return 1
+
+
+def complain(error: Exception) -> None:
+    print(f"unforced: {' '.join(str(error).split())}", file=sys.stderr)
