@@ -42,6 +42,7 @@ ALLOWED = {
     "recipe": {"errors", "schema", "trees", "catalogue", "training.options", "types"},
     "earlier": {"recipe"},
     "graded": {"metrics", "training.files"},
+    "sampled": {"energy", "graded"},
 }  # fmt: skip
 # on top of everything: may import what they like
 TOP = {

@@ -273,7 +273,7 @@ def sample(
     """Run Markov chains on a masked model's energy and keep them in the folder ``output``.
 
     ``options`` are the fields of ``unforced.energy.MetropolisHastings`` or ``Gibbs``. ``lines`` are texts, or the file that has them
-    (``-``: standard input). Returns an ``unforced.sampling.Sampled``: traces, and what they say of the chains.
+    (``-``: standard input). Returns an ``unforced.sampled.Sampled``: traces, and what they say of the chains.
     """
     from unforced import sampling
     from unforced.sentences import open_model

@@ -9,7 +9,7 @@ import gzip
 import os
 import zipfile
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,8 @@ def spellings(names: Sequence[str], without: Collection[int] = ()) -> list[tuple
 
     A word is looked up as it is, then in lower case. In a vocabulary of subwords only pieces that begin a word are looked
     up, without the mark of their blank: a piece from within a word means nothing on its own, whatever it looks like. Where
-    words' ends are marked instead, those that end one are. ("hou@@" and "##se" are no words, and no file has them.)
+    words' ends are marked instead, those that end one are, since nothing tells a whole word from an ending. ("hou@@" and
+    "##se" are no words, and no file has them.)
 
     >>> spellings(["<eos>", "House", "a"], without=[0])
     [(), ('House', 'house'), ('a',)]
@@ -84,7 +85,7 @@ def spellings(names: Sequence[str], without: Collection[int] = ()) -> list[tuple
     """
     begun = sum(name.startswith(BLANKS) and len(name) > 1 for name in names)
     closed = sum(name.endswith(CLOSED) and name != CLOSED for name in names)
-    word_of = str
+    word_of: Callable[[str], str] = str
     # a word may begin with such a letter, too; but none is the mark alone, and not many do
     if begun > 0 and (any(mark in names for mark in BLANKS) or begun * 10 >= len(names)):
         word_of = _begun
