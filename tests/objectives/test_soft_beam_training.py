@@ -12,6 +12,7 @@ from unforced.costs import Hamming, Table, WeightedHamming
 from unforced.decoding import search
 from unforced.decoding.beam import Beam
 from unforced.errors import InputError
+from unforced.models._deferred import Kept
 from unforced.models.lstm import LSTM
 from unforced.models.toy import Toy
 from unforced.models.transformer import Transformer
@@ -235,12 +236,24 @@ def test_making_steps_again_changes_nothing(kind, fields, ending, monkeypatch):
 
 
 def test_the_last_steps_are_not_made_again():
-    model, gold = build("lstm"), torch.tensor([[*[3] * 19, 2]])
+    model, gold = build("lstm"), torch.tensor([[*[3] * 35, 2]])
     batch = Batch.of_gold(gold, gold > 0, ENDED, source=gold, source_mask=gold > 0)
     taken, advance = [], model.advance
     model.advance = lambda *given: taken.append(1) or advance(*given)
     loss_of(SoftBeam(alpha=2.0, checkpoint=True), model, batch).total.backward()
-    assert len(taken) == 20 + 1 + 5  # the first one by itself, a stretch of √20; the last fifteen are kept
+    assert len(taken) == 36 + 1 + 2 * 6  # the first one by itself, then stretches of √36; the last 23 are kept
+
+
+@BOTH
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_all_steps_add_to_one_gradient_of_the_vocabulary(kind, checkpoint, monkeypatch):
+    """One of the matrix of outputs, one of that of inputs: also where a search is made in stretches."""
+    model, gold = build(kind), torch.tensor([[*[3] * 35, 2]])
+    batch = Batch.of_gold(gold, gold > 0, ENDED, source=gold, source_mask=gold > 0)
+    taken, take = [], Kept.take
+    monkeypatch.setattr(Kept, "take", lambda kept: taken.append(kept) or take(kept))
+    loss_of(SoftBeam(alpha=2.0, checkpoint=checkpoint), model, batch).total.backward()
+    assert len(taken) == 2
 
 
 def test_single_precision_gives_the_gradient_of_double(trained):

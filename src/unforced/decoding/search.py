@@ -22,7 +22,7 @@ from unforced.errors import InputError
 from unforced.models.protocol import StepDecoder, require, stepping
 from unforced.types import Batch, DecoderState, Hypotheses, Tree
 
-ENDING = 3  # stretches of steps at the end of a search that are not made again
+ENDING = 4  # stretches of steps at the end of a search that are not made again
 
 
 class Move(Protocol):
@@ -206,7 +206,7 @@ def _steps(
     memory: Any,
     calm: bool,
 ) -> tuple[DecoderState, Any, Move]:
-    """A stretch of steps, nobody's last but the last."""
+    """A stretch of steps, nobody's last but the last; made again, it is outside of the pass it was made in."""
     with undropped(model) if calm else nullcontext(), stepping(model):
         for t in times:
             state, (memory, move, _, _) = step(model, selector, t, width, state, move, memory, None)

@@ -41,9 +41,10 @@ class TargetTokens(nn.Module):
     def stepping(self) -> Iterator[None]:
         """For passes with gradient that go step by step: weight gradients are made once, not at every step.
 
-        Under autocast, whose casts belong to the usual operators, nothing changes.
+        Under autocast, whose casts belong to the usual operators, nothing changes; nor within another such pass.
         """
-        if not torch.is_grad_enabled() or torch.is_autocast_enabled(self.embedding.device.type):
+        plain = not torch.is_grad_enabled() or torch.is_autocast_enabled(self.embedding.device.type)
+        if plain or self._deferred is not None:
             yield
             return
         self._deferred = Deferred(self._output), Deferred(self.embedding)

@@ -64,7 +64,8 @@ class ModelSpec(Protocol):
 def stepping(model: Any) -> AbstractContextManager[None]:
     """Around passes with gradient that go step by step: the model's own ``stepping()``, if it has such a thing.
 
-    A model may offer it to save work that is the same at every step; results are the same with and without.
+    A model may offer it to save work that is the same at every step; results are the same with and without. Entered
+    within itself it changes nothing.
     """
     own: AbstractContextManager[None] = getattr(model, "stepping", nullcontext)()
     return own

@@ -42,7 +42,7 @@ class SoftBeam:
     at a step, at first: more are taken until what is left out has at most ``tolerance`` of the weight in any hypothesis
     (the metric ``bound`` is the mean over examples of the largest such bound, ``kept`` how many were weighed); ``"none"`` always
     weighs all. The metric ``cost`` is Σ_i w_i D_i of what was searched: with "hinge", of a search for costly outputs.
-    ``checkpoint`` keeps only every √T-th step for the backward pass, and the last few √T, and makes the others again. ``dropout`` says whether it is on in
+    ``checkpoint`` keeps only every √T-th step for the backward pass, and the last 4 √T, and makes the others again. ``dropout`` says whether it is on in
     the decoder; the encoder has it as it trains. It would fall differently on every hypothesis, step and the gold, so that the
     search ranks by chance, and a margin would mostly measure that.
 
@@ -159,11 +159,11 @@ class SoftBeam:
             margin=self.loss == "hinge",
             watch=None if clip is None else clip.bound,
         )
-        if self.checkpoint:
-            stretch = math.isqrt(max(longest - 1, 0)) + 1  # √T, rounded up
-            return search(model, batch, selector, steps, state=state, stretch=stretch).memory
+        root = math.isqrt(max(longest - 1, 0)) + 1  # √T, rounded up
         with stepping(model):
-            return search(model, batch, selector, steps, state=state).memory
+            return search(
+                model, batch, selector, steps, state=state, stretch=root if self.checkpoint else None
+            ).memory
 
     def gold_score(self, model: StepDecoder, batch: Batch, state: DecoderState) -> Tensor:
         """s(y*) [B], by feeding the gold."""

@@ -83,10 +83,11 @@ class WrappedDecoder(WrappedModel, ABC):
     def stepping(self) -> Iterator[None]:
         """For passes with gradient that go step by step: gradients of the vocabulary's matrices are made once.
 
-        Under autocast, whose casts belong to the usual operators, nothing changes.
+        Under autocast, whose casts belong to the usual operators, nothing changes; nor within another such pass.
         """
         device = next(self.parameters()).device
-        if not torch.is_grad_enabled() or torch.is_autocast_enabled(device.type):
+        plain = not torch.is_grad_enabled() or torch.is_autocast_enabled(device.type)
+        if plain or self._inputs is not None or self._outputs is not None:
             yield
             return
         if self.scale is not None and self.embedding.weight.requires_grad:
