@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -43,6 +45,14 @@ def test_a_wrong_outside_tag_costs_more_than_other_wrong_tags():
     tokens = torch.tensor([[outside, person]])
     assert cost(now[:, 0], tokens).tolist() == [[0.0, 1.0]]
     assert cost(now[:, 1], tokens).tolist() == [[2.0, 0.0]]
+
+
+def test_behind_the_end_every_token_costs_one_whatever_its_weight():
+    codec = SimpleNamespace(token_names=lambda: ("<pad>", "<bos>", "<eos>", "a", "O", "b"))
+    found = dense(WeightedHamming(weight=2.0).fitted(codec), a_batch(), 4)
+    assert found[0, :, 4].tolist() == [2.0, 0.0, 2.0, 1.0]
+    assert found[1, :, 4].tolist() == [2.0, 2.0, 1.0, 1.0]
+    assert torch.equal(found[:, 3], dense(Hamming(), a_batch(), 4)[:, 3])
 
 
 def test_a_weighted_cost_says_what_it_misses():

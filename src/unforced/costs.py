@@ -115,9 +115,24 @@ class WeightedHamming:
         raise InputError(f'weighted_hamming does not know the id of "{self.token}" yet: call fitted(codec)')
 
 
+class Inside(Hamming):
+    """A cost that is other than one inside of the gold alone: steps behind its end are marked."""
+
+    def prepare(self, batch: Batch, steps: int) -> Tensor:
+        gold = gold_steps(batch, steps)
+        inside = F.pad(batch.mask, (0, max(0, steps - batch.mask.shape[1])))[:, :steps]
+        return torch.where(inside, gold, -1 - gold)  # negative behind the end
+
+    def wrong(self, now: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """One step's gold [B,1], whether it has ended [B,1], and 1 for every token [B,M] that isn't it."""
+        ended = now < 0
+        gold = torch.where(ended, -1 - now, now)
+        return gold.unsqueeze(1), ended.unsqueeze(1), super().__call__(gold, tokens)
+
+
 @dataclass(frozen=True)
-class Weighted(Hamming):
-    """``WeightedHamming`` of the token with this id.
+class Weighted(Inside):
+    """``WeightedHamming`` of the token with this id; behind the end of the gold it costs one as any other does.
 
     >>> Weighted(7, 2.0)(torch.tensor([3]), torch.tensor([[3, 4, 7]]))
     tensor([[0., 1., 2.]])
@@ -127,8 +142,8 @@ class Weighted(Hamming):
     weight: float
 
     def __call__(self, now: Tensor, tokens: Tensor) -> Tensor:
-        wrong = super().__call__(now, tokens)
-        return torch.where(tokens == self.id, wrong * self.weight, wrong)
+        _, ended, wrong = self.wrong(now, tokens)
+        return torch.where((tokens == self.id) & ~ended, wrong * self.weight, wrong)
 
 
 @dataclass(frozen=True)
@@ -199,7 +214,7 @@ class Confusions:
 
 
 @dataclass(frozen=True, eq=False)
-class Listed(Hamming):
+class Listed(Inside):
     """``Confusions`` of tokens with ids below ``size``; those behind the end of the gold cost one.
 
     >>> cost = Listed(9, torch.tensor([3 * 9 + 4]), torch.tensor([5.0]), other=0.5)
@@ -214,16 +229,9 @@ class Listed(Hamming):
     costs: Tensor  # [N]
     other: float
 
-    def prepare(self, batch: Batch, steps: int) -> Tensor:
-        gold = gold_steps(batch, steps)
-        beyond = F.pad(batch.mask, (0, max(0, steps - batch.mask.shape[1])))[:, :steps]
-        return torch.where(beyond, gold, -1 - gold)  # negative behind the end
-
     def __call__(self, now: Tensor, tokens: Tensor) -> Tensor:
-        ended = now < 0
-        gold = torch.where(ended, -1 - now, now).unsqueeze(1)
-        wrong = super().__call__(gold.squeeze(1), tokens)
-        costs = torch.where(ended.unsqueeze(1), 1.0, self.other).expand_as(wrong)
+        gold, ended, wrong = self.wrong(now, tokens)
+        costs = torch.where(ended, 1.0, self.other).expand_as(wrong)
         if len(self.pairs):
             pairs, known = self.pairs.to(tokens.device), self.costs.to(tokens.device)
             asked = gold * self.size + tokens
@@ -231,7 +239,7 @@ class Listed(Hamming):
             named = (tokens < self.size) & (
                 gold < self.size
             )  # a model may have more ids than there are names
-            listed = (pairs[place] == asked) & named & ~ended.unsqueeze(1)
+            listed = (pairs[place] == asked) & named & ~ended
             costs = torch.where(listed, known[place], costs)
         return wrong * costs
 
@@ -264,7 +272,7 @@ class Table:
             raise InputError(
                 "a table of costs must have numbers from 0 on, and this one has negative entries"
             )
-        behind = torch.ones_like(found[0, 0])
+        behind = found.new_ones(found.shape[2])
         behind[batch.symbols.pad] = 0
         found = torch.where(batch.mask.unsqueeze(2), found, behind)[:, :steps]
         rest = behind.expand(len(batch), steps - found.shape[1], -1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor
 
@@ -11,6 +13,18 @@ FLOOR = -1e9  # stands for log 0 where a true −inf would turn gradients into N
 def widened(values: Tensor) -> Tensor:
     """In single precision at least: in half precision a sum over a vocabulary loses what it counts."""
     return values if values.dtype == torch.float64 else values.float()
+
+
+def full_precision(device: torch.device) -> AbstractContextManager[None]:
+    """A context without autocast on ``device``; free of cost where there is none.
+
+    >>> with torch.autocast("cpu", dtype=torch.bfloat16), full_precision(torch.device("cpu")):
+    ...     (torch.ones(1, 1) @ torch.ones(1, 1)).dtype
+    torch.float32
+    """
+    if torch.is_autocast_enabled(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return nullcontext()
 
 
 def length_mask(lengths: Tensor, size: int | None = None) -> Tensor:

@@ -8,6 +8,7 @@ from small_models import ENDED, FIXED, SOURCES, lstm, make_batch, toy
 
 from unforced import rows
 from unforced.costs import Hamming
+from unforced.decoding import soft_top as soft_top_file
 from unforced.decoding.beam import Beam
 from unforced.decoding.constraints import Constraints, limits
 from unforced.decoding.search import HardMove, search, step
@@ -303,6 +304,47 @@ def test_the_truncated_form_alone_is_the_full_one_up_to_its_bound(alpha, spread)
     torch.testing.assert_close(got, want, rtol=0, atol=1e-5 * float(want.abs().max()))
     if alpha == 20.0 and spread == 8.0:
         assert found.indices.shape[-1] < 100  # else nothing was truncated
+
+
+@pytest.mark.parametrize("spread", [0.1, 50.0])
+def test_the_truncated_form_keeps_the_type_of_its_scores(spread):
+    """However many are weighed: in double precision up to some number, as scores are above it."""
+    found = truncated_soft_top_k(spread * torch.linspace(0, 1, 20_000), 2, alpha=1.0)
+    assert (found.weights.dtype, found.bound.dtype) == (torch.float32, torch.float32)
+    none = truncated_soft_top_k(torch.zeros(0, 20), 2, alpha=1.0)
+    assert none.weights.shape == (0, 2, 20)
+
+
+@pytest.mark.parametrize("kind", ["local", "global"])
+@pytest.mark.parametrize("keep", [None, 3])
+def test_selections_keep_their_precision_under_autocast(kind, keep, monkeypatch):
+    monkeypatch.setattr(soft_top_file, "EXACT", 0)  # in single precision, which autocast would halve
+    torch.manual_seed(0)
+    batch = make_batch(SOURCES, ENDED)
+    scores = 5 * torch.randn(3, len(batch), 2, 40)
+    memories = []
+    for on in (False, True):
+        selector = SoftTop(Constraints.of(batch, kind=kind), 2, 1.0, keep, 0.5)
+        memory = selector.begin(torch.full((len(batch),), 9))
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=on):
+            for t, each in enumerate(scores):
+                memory = selector.select(t, each if t else each[:, :1], memory, None).memory
+        memories.append(memory)
+    for name in ("scores", "offset", "running", "ended"):
+        assert torch.equal(*(getattr(memory, name) for memory in memories))
+
+
+def test_by_scores_as_they_are_what_has_all_but_ended_may_come_back():
+    """Late tokens with high scores outweigh a mass of e^-14, so a decoder goes on till next to nothing runs."""
+    batch = make_batch(SOURCES, ENDED)
+    for kind, goes_on in (("local", False), ("global", True)):
+        selector = SoftTop(Constraints.of(batch, kind=kind), 1, 1.0, None, 0.0, tracing=True)
+        memory = selector.begin(torch.full((len(batch),), 9))
+        scores = torch.zeros(len(batch), 1, 5)
+        scores[..., ENDED.eos] = 4.5  # all but e^-20 of the mixture
+        found = selector.select(0, scores, memory, None)
+        assert -69 < float(found.memory.running.max()) < -14
+        assert found.running.tolist() == [goes_on] * len(batch)
 
 
 def test_the_truncated_form_refuses_what_it_cannot_do():

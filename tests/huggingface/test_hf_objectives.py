@@ -11,6 +11,7 @@ from hf_cases import DECODERS, batch_for, collated
 from trainer_cases import objectives_for
 
 import unforced
+from unforced.decoding import search
 from unforced.models.huggingface import batch, wrap
 from unforced.objectives.protocol import Objective
 from unforced.types import Loss, Progress
@@ -44,6 +45,11 @@ ROWS = [  # whatever else the catalogue has is tried with its defaults
 NAMES = ["t5", "gpt2"]
 
 
+@pytest.fixture(autouse=True)
+def short_searches_are_made_again_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "ENDING", 0)
+
+
 def objective(name: str, fields: dict[str, Any]) -> Objective:
     return unforced.objective(name, **fields)
 
@@ -70,6 +76,30 @@ def test_it_learns_a_batch(name: str, method: str, fields: dict[str, Any]) -> No
     assert all(value < float("inf") for value in losses)
     assert min(losses[-3:]) < 0.97 * losses[0]
     assert {n for n, p in model.named_parameters() if p.requires_grad} - reached == set()
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_making_steps_again_changes_no_gradient(name: str) -> None:
+    """Of any kind of model, in the forward pass one step after another, in the backward pass in stretches."""
+    model = DECODERS[name].wrapped()
+    data, advance = batch_for(name, model), model.advance
+    found, calls = [], []
+    for again in (False, True):
+        model.zero_grad()
+        calls.append(0)
+
+        def counted(*given: Any) -> Any:
+            calls[-1] += 1
+            return advance(*given)
+
+        model.advance = counted
+        loss_of(objective("soft_beam", {"alpha": 2.0, "checkpoint": again}), model, data).total.backward()
+        found.append({n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None})
+    assert calls[1] > calls[0]
+    assert found[0].keys() == found[1].keys()
+    for key in found[0]:
+        scale = found[0][key].abs().max().clamp(min=1)
+        torch.testing.assert_close(found[1][key] / scale, found[0][key] / scale, rtol=0, atol=1e-8)
 
 
 @pytest.mark.parametrize("name", NAMES)

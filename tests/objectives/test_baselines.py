@@ -47,8 +47,8 @@ def test_cross_entropy_is_the_enumerated_log_probability() -> None:
 
 
 def test_label_smoothing_where_all_can_be_emitted_is_pytorchs() -> None:
-    """What pads too: it is the end symbol here."""
-    model, batch = toy(6), one([3, 5, 4, 2], SYMBOLS._replace(pad=2, banned=()))
+    """What pads and begins too: it is the end symbol here."""
+    model, batch = toy(6), one([3, 5, 4, 2], SYMBOLS._replace(pad=2, bos=2, banned=()))
     features, _ = model.advance(model.start(batch), model.embed(batch.prefix))
     expected = F.cross_entropy(model.score(features)[0], batch.gold[0], label_smoothing=0.2, reduction="sum")
     torch.testing.assert_close(LabelSmoothing(0.2)(model, batch, **HERE).total, expected)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from unforced.models.toy import Toy
 from unforced.objectives._nearest import near_words
 from unforced.objectives._outputs import END, first_equal
 from unforced.objectives._rewards import distances
+from unforced.objectives._smoothed import smoothed_nll
 from unforced.objectives._vectors import read_vectors, spellings, unused
 from unforced.objectives.cross_entropy import CrossEntropy
 from unforced.objectives.label_smoothing import LabelSmoothing
@@ -136,15 +138,15 @@ def test_equal_outputs_among_many() -> None:
 class Certain:
     """A model that rules out what can't be emitted."""
 
-    def __init__(self, inner: Any) -> None:
-        self.inner = inner
+    def __init__(self, inner: Any, score: float = -torch.inf) -> None:
+        self.inner, self.lowest = inner, score
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
     def score(self, features: Tensor) -> Tensor:
         scores: Tensor = self.inner.score(features)
-        return scores.index_fill(-1, torch.tensor(SYMBOLS.banned), -torch.inf)
+        return scores.index_fill(-1, torch.tensor(SYMBOLS.banned), self.lowest)
 
 
 @pytest.mark.parametrize(
@@ -210,6 +212,14 @@ def test_marks_blanks_and_large_and_small_numbers_are_read(tmp_path: Path) -> No
     torch.testing.assert_close(vectors, torch.tensor([[0.5**0.5, 0.5**0.5], [0.6, 0.8], [1.0, 0.0]]))
 
 
+def test_blank_lines_blank_words_and_lost_bytes_are_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "vectors.txt"
+    path.write_bytes(b"\nman 3 4\n\t 5 6\n\xc3 7 8\n")
+    vectors, there = read_vectors(path, ["man", "\ufffd", "Ġ"])
+    assert there.tolist() == [True, False, False]
+    torch.testing.assert_close(vectors[0], torch.tensor([0.6, 0.8]))
+
+
 def test_odd_archives(tmp_path: Path) -> None:
     path = tmp_path / "vectors.npz"
     np.savez(path, words=np.array(["man"]), matrix=np.array([[3, 4]]))
@@ -249,6 +259,22 @@ def test_ids_without_a_name_get_no_mass() -> None:
         )  # the end symbol shares in label smoothing alone
     pool = SequenceSmoothing().fitted(known).pool(rows([3, 2]), SIZE)
     assert pool.ids.tolist() == [3, 4, 5]
+    plain, same = LabelSmoothing(0.2), TokenSmoothing(vectors="uniform", tau=torch.inf, mix=0.2)
+    losses = [loss_of(each.fitted(known), model(), rows([3, 4, 2])).total for each in (plain, same)]
+    torch.testing.assert_close(*losses)
+    assert float(losses[0]) != pytest.approx(float(loss_of(plain, model(), rows([3, 4, 2])).total))
+
+
+def test_a_vocabulary_other_than_the_models_is_refused() -> None:
+    larger = codec(tuple(f"w{i}" for i in range(20)))
+    for fields in ({"lazy": True}, {"lazy": True, "samples": None}, {"vocabulary": "batch"}):
+        objective = SequenceSmoothing(tau=0.01, **fields).fitted(larger)
+        with pytest.raises(InputError, match="knows 20 tokens, but the model scores 8"):
+            loss_of(objective, model(), rows([3, 4, 2]))
+    with pytest.raises(InputError, match="has no token_names"):
+        TokenSmoothing(vectors="vectors.txt").fitted(SimpleNamespace(symbols=SYMBOLS, sizes=Sizes(8)))
+    with pytest.raises(InputError, match="sequence must be a SequenceSmoothing, not"):
+        TokenSequenceSmoothing(sequence={"samples": 2})
 
 
 def test_how_many_tokens_have_a_vector_is_told(tmp_path: Path) -> None:
@@ -257,3 +283,41 @@ def test_how_many_tokens_have_a_vector_is_told(tmp_path: Path) -> None:
     objective = TokenSmoothing(vectors=str(path), tau=0.5).fitted(codec())
     total, count = loss_of(objective, model(), rows([3, 4, 5, 2])).metrics["covered"]
     assert float(total / count) == 0.5
+
+
+# ---- precision, and the first input ----
+
+
+def test_targets_and_losses_keep_their_precision_under_autocast() -> None:
+    torch.manual_seed(0)
+    network, tokens = Toy().build(Sizes(target=SIZE)), torch.tensor([3, 4, 5, 7])
+    with torch.no_grad():
+        network.table.normal_()
+    scores = 5 * torch.randn(4, SIZE)
+    for vectors, tau in (("model", 0.01), ("model", 1e-5), ("uniform", 0.5)):
+        objective, found = TokenSmoothing(vectors=vectors, tau=tau, nearest=3), []
+        for on in (False, True):
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=on):
+                target = objective.smoothed(network, SYMBOLS, tokens, scores).target
+                found.append((target.weights, *smoothed_nll(scores, tokens, target)))
+        for exact, same in zip(*found):
+            assert torch.equal(exact, same)
+
+
+@pytest.mark.parametrize("floor", [-1e4, -1e9, -torch.inf])
+def test_what_a_model_gives_to_banned_tokens_does_not_matter(floor: float) -> None:
+    networks = [Certain(model().float(), score) for score in (-50.0, floor)]
+    losses = [loss_of(LabelSmoothing(0.1), network, rows([3, 4, 2])).total for network in networks]
+    torch.testing.assert_close(*losses)
+
+
+@pytest.mark.parametrize("fields", [{}, {"mix": 0.5}, {"lazy": True}, {"samples": 3}])
+def test_samples_are_fed_behind_the_first_input_of_their_example(fields: dict[str, Any]) -> None:
+    batch = rows([3, 4, 2], [5, 2])
+    first = torch.tensor([[6], [7]])
+    batch = replace(batch, prefix=torch.cat([first, batch.prefix[:, 1:]], dim=1))
+    losses = [
+        loss_of(each, model(), batch).total
+        for each in (CrossEntropy(), SequenceSmoothing(tau=1e-3, **fields))
+    ]
+    torch.testing.assert_close(*losses, rtol=1e-12, atol=0)

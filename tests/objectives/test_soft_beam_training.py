@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -241,7 +242,9 @@ def test_the_last_steps_are_not_made_again():
     taken, advance = [], model.advance
     model.advance = lambda *given: taken.append(1) or advance(*given)
     loss_of(SoftBeam(alpha=2.0, checkpoint=True), model, batch).total.backward()
-    assert len(taken) == 36 + 1 + 2 * 6  # the first one by itself, then stretches of √36; the last 23 are kept
+    assert (
+        len(taken) == 36 + 1 + 2 * 6
+    )  # the first one by itself, then stretches of √36; the last 23 are kept
 
 
 @BOTH
@@ -254,6 +257,25 @@ def test_all_steps_add_to_one_gradient_of_the_vocabulary(kind, checkpoint, monke
     monkeypatch.setattr(Kept, "take", lambda kept: taken.append(kept) or take(kept))
     loss_of(SoftBeam(alpha=2.0, checkpoint=checkpoint), model, batch).total.backward()
     assert len(taken) == 2
+
+
+def test_how_many_hypotheses_are_left_is_told(trained):
+    """All of them where α is large; where next to nothing tells scores apart, all are one mixture."""
+    batch, found = reversing(32, 3), []
+    for alpha in (1e-9, 1e6):
+        total, count = loss_of(SoftBeam(beam=3, alpha=alpha), trained, batch).metrics["distinct"]
+        found.append(float(total / count))
+    assert found[0] == 1
+    assert 2.9 < found[1] <= 3
+
+
+def test_an_example_without_gold_costs_nothing():
+    model, batch = build("lstm"), reversing(2, 4)
+    emptied = replace(batch, mask=batch.mask & torch.tensor([[True], [False]]))
+    alone = batch.select(torch.tensor([0]))
+    for fields in ({"beyond": 2}, {"beyond": 1, "loss": "hinge"}):
+        losses = [loss_of(SoftBeam(alpha=2.0, **fields), model, each).total for each in (emptied, alone)]
+        torch.testing.assert_close(*losses)
 
 
 def test_single_precision_gives_the_gradient_of_double(trained):
@@ -333,7 +355,7 @@ def test_alpha_follows_its_schedule():
         ({"scores": "raw"}, "scores is local or global"),
         ({"keep": 0}, "keep must be a whole number of at least 1"),
         ({"tolerance": -0.1}, "tolerance must lie in"),
-        ({"beyond": -1}, "beyond must be at least 0"),
+        ({"beyond": -1}, "beyond must be a whole number of at least 0"),
     ],
 )
 def test_bad_fields(fields, sentence):

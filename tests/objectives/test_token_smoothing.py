@@ -31,7 +31,7 @@ from unforced.training.identity import _spelled
 from unforced.types import Batch, Encoded, Example, Loss, Progress, Sizes, Symbols
 
 SYMBOLS = Symbols(pad=0, bos=1, eos=2, banned=(0, 1))
-OPEN = SYMBOLS._replace(pad=2, banned=())  # all can be emitted, what pads too: it is the end symbol
+OPEN = SYMBOLS._replace(pad=2, bos=2, banned=())  # all can be emitted: what pads and begins is the end symbol
 NAMES = ("<pad>", "<bos>", "<eos>", "<unk>", "cat", "dog", "house", "nameless", "tree")
 SIZE = len(NAMES)
 WORDS = [4, 5, 6, 8]  # those with a vector
@@ -270,12 +270,12 @@ def test_nothing_lands_on_what_cannot_be_emitted(vectors: str, kind: str) -> Non
         assert 0.05 < 1 - found[0, 4] < 1
 
 
-def test_padding_gets_nothing_though_nobody_banned_it() -> None:
+def test_padding_and_the_start_symbol_get_nothing_though_nobody_banned_them() -> None:
     lax = batch_of(SYMBOLS._replace(banned=()))
     found = targets(TokenSmoothing(tau=2.0, vectors="uniform"), toy(), lax)
-    assert found[:, 0].abs().max() < 1e-12
-    assert found[:, 1:].min() > 0.01
-    banned = batch_of(SYMBOLS._replace(banned=(0,)))
+    assert found[:, :2].abs().max() < 1e-12
+    assert found[:, 2:].min() > 0.01
+    banned = batch_of(SYMBOLS._replace(banned=(0, 1)))
     losses = [loss_of(LabelSmoothing(0.3), toy(), batch).total for batch in (lax, banned)]
     assert torch.equal(*losses)
 

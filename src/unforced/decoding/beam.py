@@ -186,8 +186,8 @@ class Beam:
 
     def __post_init__(self) -> None:
         check_lengths(self.min_length, self.max_length)
-        if self.beam < 1:
-            raise InputError(f"beam must be at least 1, not {self.beam}")
+        if type(self.beam) is not int or self.beam < 1:
+            raise InputError(f"beam must be a whole number of at least 1, not {self.beam}")
         if not 1 <= self.nbest <= self.beam:
             raise InputError(f"nbest must lie between 1 and beam {self.beam}, not {self.nbest}")
         for name, allowed in (

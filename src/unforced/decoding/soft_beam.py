@@ -19,14 +19,16 @@ from unforced.decoding.constraints import Constraints, check_lengths, limits
 from unforced.decoding.search import Found, Record, Selection, evaluating, hypotheses, search
 from unforced.decoding.soft_top import Chosen, Offer, soft_top
 from unforced.errors import InputError, check_choice
-from unforced.masking import FLOOR, widened
+from unforced.masking import FLOOR, full_precision, widened
 from unforced.models.protocol import StepDecoder, require
 from unforced.relax import checked_alpha
 from unforced.types import Batch, DecoderState, Hypotheses, Symbols
 
 LEAST = -69.0  # log of a mass that counts as none
 NEGLIGIBLE = 1e-6  # of a mixture, or the tolerance if less: tokens that have less, all together, are not fed
-DONE = -14.0  # log of the mass that may still be running when a decoder stops
+DONE = (
+    -14.0
+)  # log of the mass that may still be running when a decoder stops; scores as they are could bring it back
 
 
 class SoftMove(NamedTuple):
@@ -100,6 +102,10 @@ class SoftTop:
         return SoftMemory(zeros, none, zeros, zeros + FLOOR, filled, zeros, self.prepared, none, none)
 
     def select(self, t: int, scores: Tensor, memory: SoftMemory, last: Tensor | None) -> Selection:
+        with full_precision(scores.device):
+            return self.selected(t, scores, memory)
+
+    def selected(self, t: int, scores: Tensor, memory: SoftMemory) -> Selection:
         now = None if memory.prepared is None else memory.prepared[:, t]
         chosen = soft_top(
             self.offer(t, scores, memory, now), self.width, self.alpha, self.keep, self.tolerance
@@ -111,7 +117,8 @@ class SoftTop:
         running = torch.ones_like(memory.filled[:, 0])
         if not self.tracing:
             return Selection(memory, move, None, running)
-        running = (memory.filled & (memory.running > DONE)).any(dim=1)
+        done = DONE if self.constraints.kind == "local" else LEAST
+        running = (memory.filled & (memory.running > done)).any(dim=1)
         return Selection(memory, move, likeliest(chosen, scores.shape[2]), running)
 
     def offer(self, t: int, scores: Tensor, memory: SoftMemory, now: Tensor | None) -> Offer:

@@ -68,7 +68,7 @@ class Chosen(NamedTuple):
 
 def soft_top(offer: Offer, k: int, alpha: float, keep: int | None, tolerance: float) -> Chosen:
     """Choose K mixtures. ``keep`` None weighs all continuations; else the best ``keep``, or more if it takes more."""
-    everything = offer.scores[0].numel()
+    everything = offer.scores.shape[1] * offer.scores.shape[2]
     keep = None if keep is None else max(keep, k)
     if keep is None or keep * SHARE >= everything:
         return among(all_of(offer), k, alpha)
@@ -114,9 +114,11 @@ def truncated_soft_top_k(
     indices = chosen.candidates.tokens
     if indices is None:
         indices = torch.arange(n, device=scores.device).expand(len(rows), n)
-    shape = scores.shape[:-1]
+    shape, weighed = scores.shape[:-1], indices.shape[1]
     return Truncated(
-        chosen.log_weights.exp().view(*shape, k, -1), indices.reshape(*shape, -1), chosen.bound.view(shape)
+        chosen.log_weights.exp().view(*shape, k, weighed).to(scores.dtype),
+        indices.reshape(*shape, weighed),
+        chosen.bound.view(shape).to(scores.dtype),
     )
 
 

@@ -8,8 +8,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from unforced.masking import full_precision
 from unforced.models._dropout import dropout
-from unforced.models._precision import full_precision
 from unforced.models._sources import Memory, source_tokens
 from unforced.types import Batch
 

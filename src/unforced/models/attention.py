@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from unforced.masking import FLOOR, widened
-from unforced.models._precision import full_precision
+from unforced.masking import FLOOR, full_precision, widened
 from unforced.models._sources import Memory
 
 LIMIT = 20.0  # |Wq|, |Uk| beyond this saturate: e^(2·2·20) is still a float32

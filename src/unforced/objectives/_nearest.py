@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from unforced.masking import full_precision
 from unforced.objectives._smoothed import Target
 
 CELLS = 1 << 23  # distances that exist together while a table is made: 32 MB
@@ -48,7 +49,8 @@ def near_words(units: Tensor, there: Tensor, words: Tensor, tau: float, count: i
         some = words[start : start + block]
         own = some.unsqueeze(1)
         one = units.new_full((), -1 / tau)
-        logits = torch.addmm(one, units[some] / tau, units.T).clamp_(max=0.0)  # −d/τ: [u,V]
+        with full_precision(units.device):
+            logits = torch.addmm(one, units[some] / tau, units.T).clamp_(max=0.0)  # −d/τ: [u,V]
         logits.index_fill_(1, lost, -torch.inf)
         logits.index_fill_(0, (~there[some]).nonzero().squeeze(1), -torch.inf)
         logits.scatter_(1, own, -torch.inf)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from unforced.masking import widened
+from unforced.masking import full_precision, widened
 from unforced.types import Symbols
 
 CHUNK = 2048  # tokens that are projected together, where there are very many
@@ -32,12 +32,36 @@ class Target(NamedTuple):
 
 
 def massless(symbols: Symbols) -> frozenset[int]:
-    """The ids that an even share leaves out: what can't be emitted, and padding, banned or not, unless it is the end symbol.
+    """The ids that an even share leaves out: what is banned, and padding and the start symbol, banned or not, unless they end outputs.
 
-    >>> sorted(massless(Symbols(pad=0, bos=1, eos=2, banned=(1,)))), sorted(massless(Symbols(pad=2, bos=1, eos=2)))
-    ([0, 1], [])
+    >>> sorted(massless(Symbols(pad=0, bos=1, eos=2, banned=(4,)))), sorted(massless(Symbols(pad=2, bos=2, eos=2)))
+    ([0, 1, 4], [])
     """
-    return frozenset(symbols.banned) | ({symbols.pad} - {symbols.eos})
+    return frozenset(symbols.banned) | ({symbols.pad, symbols.bos} - {symbols.eos})
+
+
+def emittable(size: int, without: frozenset[int], device: torch.device) -> Tensor:
+    """[V] bool, false for the ids ``without``.
+
+    >>> emittable(4, frozenset({0, 2}), torch.device("cpu"))
+    tensor([False,  True, False,  True])
+    """
+    found = torch.ones(size, dtype=torch.bool, device=device)
+    found[[id for id in without if id < size]] = False
+    return found
+
+
+def shared(values: Tensor, share: Tensor) -> Tensor:
+    """Σ_w share(w) values(w) of [N,V] and [V]: [N]. What has no share counts for nothing, whatever its value.
+
+    >>> shared(torch.tensor([[1.0, 3.0, -torch.inf]]), torch.tensor([0.5, 0.5, 0.0]))
+    tensor([2.])
+    """
+    with full_precision(values.device):
+        found = values @ share
+        if bool(found.isnan().any()):  # 0 · −inf
+            found = values.masked_fill(share == 0, 0.0) @ share
+    return found
 
 
 def own_mass(target: Target, tokens: Tensor) -> Tensor:
@@ -64,11 +88,11 @@ def blended(target: Target, weights: Tensor) -> Target:
     >>> blended(both, torch.tensor([[0.25, 0.75]]))
     Target(tokens=tensor([[3, 4]]), weights=tensor([[0.2500, 0.7500]]), rest=None, share=None)
     """
-    n, k = weights.shape
+    (n, k), listed = weights.shape, target.weights.shape[1]
     weights = weights.to(target.weights.dtype)
-    mixed = (target.weights.view(n, k, -1) * weights.unsqueeze(2)).flatten(1)
+    mixed = (target.weights.view(n, k, listed) * weights.unsqueeze(2)).flatten(1)
     rest = None if target.rest is None else (target.rest.view(n, k) * weights).sum(dim=1)
-    return Target(target.tokens.view(n, -1), mixed, rest, target.share)
+    return Target(target.tokens.view(n, k * listed), mixed, rest, target.share)
 
 
 def smoothed_nll(scores: Tensor, tokens: Tensor, target: Target) -> tuple[Tensor, Tensor]:
@@ -131,10 +155,7 @@ class _SmoothedNLL(torch.autograd.Function):
         )  # a model may give −inf to what has no weight
         found = -(weights * listed).sum(dim=1)
         if rest is not None and share is not None:
-            spread = log_probs @ share
-            if bool(spread.isnan().any()):  # 0 · −inf
-                spread = log_probs.masked_fill(share == 0, 0.0) @ share
-            found = found - rest * spread
+            found = found - rest * shared(log_probs, share)
         nll = -log_probs.gather(1, gold.unsqueeze(1)).squeeze(1)
         ctx.save_for_backward(log_probs, tokens, weights, rest, share)
         ctx.mark_non_differentiable(nll)

@@ -22,6 +22,7 @@ from unforced.errors import InputError
 RESERVED = ("<pad>", "<bos>", "<eos>", "<unk>")  # the names that a vocabulary's first ids may have
 BLANKS = ("Ġ", "▁")  # what stands for the blank before a word's first piece, in subword vocabularies
 CLOSED = "</w>"  # what stands behind a word's last piece, in others
+LOST = "\ufffd"  # what bytes come to that are no UTF-8
 WINDOW = 2  # tokens on either side that keep company with one: a wider one finds words that go together, not ones alike
 WIDTH = 100  # of vectors made from co-occurrence
 
@@ -133,7 +134,7 @@ def read_vectors(
     found: dict[str, np.ndarray] = {}
     taken: set[str] = set()
     for word, vector in rows:
-        if word in known and word not in found:
+        if word in known and word not in found and LOST not in word:
             found[word] = vector
     chosen: dict[int, str] = {}
     for rank in range(2):  # spelt alike first: "The" has the vector of "the" only if the data has no "the"
@@ -174,14 +175,16 @@ def _from_text(path: Path, known: Collection[str]) -> Iterator[tuple[str, np.nda
     rows = 0
     for number, line in enumerate(_lines(path), 1):
         cells = [cell for cell in line.split(" ") if cell]  # other blanks may be part of words
+        if not cells:
+            continue
         if width is None:
             if len(cells) == 2 and cells[0].isdigit() and cells[1].isdigit():
                 promised, width = int(cells[0]), int(cells[1])
                 continue
             width = len(cells) - 1
-        if not line:
-            continue
         rows += 1
+        if len(cells) == width and line.startswith(" "):
+            continue  # the vector of a blank
         if width < 1 or len(cells) <= width:
             raise InputError(
                 f"{path}:{number}: a word and {max(width, 1)} numbers wanted, {len(cells)} cells found."
@@ -212,7 +215,7 @@ def _lines(path: Path) -> Iterator[str]:
         with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as handle:
             for raw in handle:
                 text = raw.decode("utf-8", errors="replace")
-                yield text.removeprefix("\ufeff").replace("\t", " ").strip(" \r\n")
+                yield text.removeprefix("\ufeff").replace("\t", " ").rstrip(" \r\n")
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise InputError(f"{path}: the gzip data is damaged or cut off ({error}).") from None
     except OSError as error:
@@ -233,7 +236,7 @@ def _from_npz(path: Path) -> Iterable[tuple[str, np.ndarray]]:
     if words is None and not beside.is_file():
         raise InputError(f"{path}: has no array of strings, and there is no {beside.name} beside it.")
     if words is None:
-        words = list(_lines(beside))
+        words = [line.strip(" ") for line in _lines(beside)]
     words = [word.decode("utf-8", errors="replace") if isinstance(word, bytes) else word for word in words]
     matrices = [array for array in loaded if array.ndim == 2 and array.dtype.kind in "fiu"]
     matrices = [matrix for matrix in matrices if len(matrix) == len(words)]

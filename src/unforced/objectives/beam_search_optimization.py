@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from unforced import rows
-from unforced.costs import Cost, Hamming, fitted_cost, gold_steps
+from unforced.costs import Cost, Hamming, check_cost, fitted_cost, gold_steps
 from unforced.decoding.constraints import Constraints
 from unforced.decoding.search import Found, HardMove, Record, Selection, follow, search
 from unforced.decoding.top import top, top_continuations
@@ -20,7 +20,7 @@ from unforced.masking import widened
 from unforced.models.protocol import StepDecoder, require
 from unforced.objectives._feeding import asking
 from unforced.objectives.cross_entropy import gold_scores, token_metrics
-from unforced.schedules import Schedule, at
+from unforced.schedules import Schedule, at, check_values
 from unforced.types import Batch, DecoderState, Loss, Progress
 
 Scores = Literal["global", "local"]
@@ -199,10 +199,10 @@ class BeamSearchOptimization:
         check_choice("scores", self.scores, Scores)
         if not 0 <= self.margin < math.inf:
             raise InputError(f"margin must be a number from 0 on, not {self.margin}")
-        if self.beyond < 0:
-            raise InputError(f"beyond must be at least 0, not {self.beyond}")
-        if not isinstance(self.beam, Schedule):
-            checked_beam(self.beam)
+        if type(self.beyond) is not int or self.beyond < 0:
+            raise InputError(f"beyond must be a whole number of at least 0, not {self.beyond}")
+        check_cost(self.cost)
+        check_values(self.beam, checked_beam)
 
     def fitted(self, codec: Any, examples: Any = ()) -> BeamSearchOptimization:
         return replace(self, cost=fitted_cost(self.cost, codec))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -10,27 +13,37 @@ import torch.nn.functional as F
 from unforced.errors import InputError
 from unforced.masking import widened
 from unforced.models.protocol import StepDecoder
-from unforced.objectives._smoothed import massless
+from unforced.objectives._smoothed import emittable, massless, shared
+from unforced.objectives._vectors import unused
 from unforced.objectives.cross_entropy import gold_scores, token_metrics
-from unforced.types import Batch, Loss, Progress
+from unforced.types import Batch, Encoded, Loss, Progress
 
 
 @dataclass(frozen=True)
 class LabelSmoothing:
     """(1 − ε) · cross-entropy + ε · mean over emittable w of −log p(w | y*_<t, x).
 
-    ``smoothing`` is ε. The uniform part leaves out ``symbols.banned`` (the start symbol, say) and padding: nothing is
-    smoothed onto a token that can't be emitted. ε = 0 is cross-entropy.
+    ``smoothing`` is ε. The uniform part leaves out ``symbols.banned``, the start symbol and padding, and ids that a codec has no
+    name for: nothing is smoothed onto a token that can't be emitted. ε = 0 is cross-entropy.
 
     >>> LabelSmoothing(smoothing=0.1)
     LabelSmoothing(smoothing=0.1)
     """
 
     smoothing: float = 0.1
+    never: frozenset[int] = field(
+        default=frozenset(), init=False, repr=False, compare=False
+    )  # ``fitted`` adds it
 
     def __post_init__(self) -> None:
         if not 0 <= self.smoothing < 1:
             raise InputError(f"smoothing must lie in [0, 1), not {self.smoothing}")
+
+    def fitted(self, codec: Any, examples: Sequence[Encoded] = ()) -> LabelSmoothing:
+        """The objective, knowing which ids of the vocabulary no output has."""
+        fitted = copy.copy(self)
+        object.__setattr__(fitted, "never", unused(codec))
+        return fitted
 
     def __call__(self, model: StepDecoder, batch: Batch, *, progress: Progress, rng: torch.Generator) -> Loss:
         scores, gold = gold_scores(model, batch)
@@ -40,13 +53,11 @@ class LabelSmoothing:
         if not self.smoothing:
             return Loss(nll, metrics["nll"][1], metrics)
         # mean_w −log p(w) = log Z − mean_w scores_w, so the [N,V] log-probabilities are never formed
-        banned = sorted(massless(batch.symbols))
-        emittable = scores.shape[-1] - len(banned)
-        total_score = scores.sum(dim=-1) - scores[:, banned].sum(dim=-1)
-        if bool(total_score.isnan().any()):  # a model that gives −inf to what is banned
-            total_score = scores.index_fill(1, torch.tensor(banned, device=scores.device), 0.0).sum(dim=-1)
-        mean_score = total_score / emittable
+        share = emittable(scores.shape[1], self.never | massless(batch.symbols), scores.device).to(
+            scores.dtype
+        )
         gold_score = scores.gather(-1, gold.unsqueeze(-1)).squeeze(-1)
+        mean_score = shared(scores, share / share.sum())
         uniform = nll + (gold_score - mean_score).sum()  # Σ log Z = nll + Σ gold_score
         total = (1 - self.smoothing) * nll + self.smoothing * uniform
         return Loss(total, metrics["nll"][1], metrics)

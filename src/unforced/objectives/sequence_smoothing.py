@@ -73,7 +73,8 @@ class SequenceSmoothing:
 
     The other three can't be drawn from. Samples come from a ``proposal`` q at a temperature of its own, ``proposal_tau`` (τ
     if None), and are weighed by r / q, normalised over the ``samples`` of an example (eqs. 9 to 11), so there must be at
-    least two; the metric ``ess`` says how many equally weighed ones they are worth. Proposals are
+    least two; the metric ``ess`` says how many equally weighed ones they are worth. (So few can't be as sharp as r: as τ
+    goes to zero all weight goes to the best sample, which is the gold only if that was drawn.) Proposals are
 
     - "hamming": outputs of the gold's length, by Hamming distance; r is confined to these;
     - "edit": tokens kept, deleted or replaced, and others inserted between them, at most eight side by side; r is confined to
@@ -257,6 +258,13 @@ class SequenceSmoothing:
             features, _ = model.advance(state, model.embed(batch.prefix[:, :1]))
             return model.score(features[:1, 0]).shape[-1]
 
+    def check(self, scores: Tensor) -> None:
+        """Raise ``InputError`` if scores [N,V] are for another vocabulary than the objective was fitted to."""
+        if self.known is not None and scores.shape[1] != self.known.size:
+            raise InputError(
+                f"sequence_smoothing knows {self.known.size} tokens, but the model scores {scores.shape[1]}"
+            )
+
     # ---- what they cost ----
 
     def scored(
@@ -277,11 +285,15 @@ class SequenceSmoothing:
             outputs[:, : mask.shape[1]].masked_fill(~mask, batch.symbols.pad), mask, batch.symbols
         )
         state = rows.keep(state, examples) if len(examples) > len(batch) else state  # each has a row at least
-        features, _ = model.advance(state, model.embed(alone.prefix))
+        prefix = torch.cat(
+            [batch.prefix[examples, :1], alone.prefix[:, 1:]], dim=1
+        )  # the first input is the example's own
+        features, _ = model.advance(state, model.embed(prefix))
         count, row = batch.mask.sum(), mask.nonzero()[:, 0]
         moved: list[Tensor] = []
 
         def smooth(tokens: Tensor, scores: Tensor) -> Target:
+            self.check(scores)
             target = token.target(model, batch.symbols, tokens, scores)
             if not token.off:
                 moved.append(token.moved(target, tokens))
@@ -302,6 +314,7 @@ class SequenceSmoothing:
     ) -> Loss:
         """The same with the gold alone fed: a target for each position, of the gold and of all samples together."""
         scores, gold = gold_scores(model, batch, state)
+        self.check(scores)
         tokens = torch.cat([gold.unsqueeze(1), draws.outputs.transpose(1, 2)[batch.mask]], dim=1)  # [N,1+L]
         weights = F.pad(self.mix * draws.weights, (1, 0), value=1 - self.mix)
         each = token.target(model, batch.symbols, tokens.flatten(), scores)
@@ -314,6 +327,7 @@ class SequenceSmoothing:
     def expected(self, model: StepDecoder, batch: Batch, state: DecoderState) -> Loss:
         """Lazy Hamming in closed form: 1 / (1 + a) on the gold and e^(−1/τ) / (1 + a) on each other token of V_sub."""
         scores, gold = gold_scores(model, batch, state)
+        self.check(scores)
         around = self.around(batch, scores.shape[1])
         assert isinstance(around, HammingProposal)
         odds, pool, examples = around.log_odds[batch.mask], around.pool, batch.mask.nonzero()[:, 0]  # [N]

@@ -25,6 +25,7 @@ from unforced.types import Batch, DecoderState, Loss, Progress
 
 SHARPENING = Exponential(start=1.0, rate=1.5, cap=100.0)
 HAMMING = Hamming()
+SAME = 1e-6  # hypotheses whose scores are no further apart are copies of one
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ class SoftBeam:
     ``cost`` says what each token costs. ``keep`` is how many continuations of all hypotheses of an example are weighed
     at a step, at first: more are taken until what is left out has at most ``tolerance`` of the weight in any hypothesis
     (the metric ``bound`` is the mean over examples of the largest such bound, ``kept`` how many were weighed); ``"none"`` always
-    weighs all. The metric ``cost`` is Σ_i w_i D_i of what was searched: with "hinge", of a search for costly outputs.
+    weighs all. The smaller α is, the sooner neighbouring hypotheses become equal, and then they stay so: the metric ``distinct``
+    says how many of the K an example still has at its end. The metric ``cost`` is Σ_i w_i D_i of what was searched: with "hinge", of a search for costly outputs.
     ``checkpoint`` keeps only every √T-th step for the backward pass, and the last 4 √T, and makes the others again. ``dropout`` says whether it is on in
     the decoder; the encoder has it as it trains. It would fall differently on every hypothesis, step and the gold, so that the
     search ranks by chance, and a margin would mostly measure that.
@@ -84,8 +86,8 @@ class SoftBeam:
         check_choice("loss", self.loss, Literal["direct", "hinge"])
         check_choice("scores", self.scores, Literal["local", "global"])
         check_cost(self.cost)
-        if self.beyond < 0:
-            raise InputError(f"beyond must be at least 0, not {self.beyond}")
+        if type(self.beyond) is not int or self.beyond < 0:
+            raise InputError(f"beyond must be a whole number of at least 0, not {self.beyond}")
         if not 0 <= self.mix < float("inf"):
             raise InputError(f"mix must be a number from 0 on, not {self.mix}")
         check_strength(self.strength)
@@ -107,7 +109,8 @@ class SoftBeam:
         check_end(batch.symbols)
         alpha, state = checked_alpha(at(self.alpha, progress)), model.start(batch)
         clip = None if self.clip is None else ExampleClip(self.clip)
-        steps = batch.mask.sum(dim=1) + (0 if batch.symbols.eos is None else self.beyond)  # [B]
+        lengths, beyond = batch.mask.sum(dim=1), 0 if batch.symbols.eos is None else self.beyond
+        steps = torch.where(lengths > 0, lengths + beyond, 0)  # [B]
         with nullcontext() if self.dropout else undropped(model):
             end = self.searched(model, batch, state, steps, alpha, clip)
             gold = self.gold_score(model, batch, state) if self.loss == "hinge" else None
@@ -127,8 +130,11 @@ class SoftBeam:
             "cost": (costs.detach().sum().float(), tokens),
             "bound": (end.bound.sum().float(), examples),
             "kept": (end.kept.sum().float(), steps.sum().float()),
+            "distinct": (distinct(end).sum().float(), (lengths > 0).sum().float()),
         }
         total = losses.sum()
+        if not int(steps.sum()):  # zero, with a gradient of zero for every parameter
+            total = total + gold_scores(model, batch, state)[0].sum()
         if self.mix > 0:
             fed = gold_scores(model, batch, state)
             gold_fed = (
@@ -174,6 +180,14 @@ class SoftBeam:
             found = found - scores.logsumexp(dim=1)
         examples = batch.mask.nonzero()[:, 0]
         return found.new_zeros(len(batch)).index_add(0, examples, found)
+
+
+@torch.no_grad()
+def distinct(end: SoftMemory) -> Tensor:
+    """How many hypotheses of each example differ at the end of a search, by their scores: [B]."""
+    scores = end.scores.masked_fill(~end.filled, -torch.inf).sort(dim=1, descending=True).values
+    apart = (scores[:, 1:] > -torch.inf) & (scores[:, :-1] - scores[:, 1:] > SAME)
+    return (end.kept > 0) * (1 + apart.sum(dim=1))
 
 
 class ExampleClip:

@@ -35,6 +35,9 @@ class TokenSequenceSmoothing:
     sequence: SequenceSmoothing = SEQUENCE  # which outputs are learnt from
 
     def __post_init__(self) -> None:
+        for name, kind in (("token", TokenSmoothing), ("sequence", SequenceSmoothing)):
+            if not isinstance(getattr(self, name), kind):
+                raise InputError(f"{name} must be a {kind.__name__}, not {getattr(self, name)!r}")
         if self.sequence.samples is None:
             raise InputError("the exact expectation is for sequence_smoothing alone: set sequence.samples")
 

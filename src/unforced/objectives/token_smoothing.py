@@ -15,7 +15,7 @@ from unforced.masking import widened
 from unforced.models.protocol import StepDecoder, require
 from unforced.objectives._feeding import asking
 from unforced.objectives._nearest import Near, near_target, near_words
-from unforced.objectives._smoothed import Target, massless, one_hot, own_mass, smoothed_nll
+from unforced.objectives._smoothed import Target, emittable, massless, one_hot, own_mass, smoothed_nll
 from unforced.objectives._vectors import co_occurrence, read_vectors, special, units, unused
 from unforced.objectives.cross_entropy import gold_scores, negative_log_likelihood, token_metrics
 from unforced.types import Batch, Encoded, Loss, Progress, Symbols
@@ -118,6 +118,8 @@ class TokenSmoothing:
             targets = (example.target for example in examples)
             found, there = co_occurrence(targets, codec.sizes.target, means)
         else:
+            if not hasattr(codec, "token_names"):
+                raise InputError("word vectors are looked up by name, and this codec has no token_names()")
             found, there = read_vectors(self.vectors, codec.token_names(), means)
         if self.nearest is None or self.off:
             return Known(means, never, there, found)
@@ -166,7 +168,7 @@ class TokenSmoothing:
                 vectors = model.embed(torch.arange(size, device=device).unsqueeze(0))[0]
             found, there = units(widened(vectors))
             means = frozenset() if self.known is None else self.known.special
-            return there & words(size, means | unemitted(symbols), device), found, None
+            return there & emittable(size, means | unemitted(symbols), device), found, None
         if self.known is None:
             raise InputError(
                 f'token_smoothing has not read "{self.vectors}" yet: call fitted(codec, examples)'
@@ -180,7 +182,7 @@ class TokenSmoothing:
     def uniform(self, tokens: Tensor, size: int, symbols: Symbols, dtype: torch.dtype) -> Smoothed:
         """The same with d = 1 between all words that can be emitted: a word's own mass, and an even share for all."""
         never = frozenset() if self.known is None else self.known.never
-        there = words(size, never | massless(symbols), tokens.device)
+        there = emittable(size, never | massless(symbols), tokens.device)
         count, inside = int(there.sum()), there[tokens].to(dtype)
         e = torch.exp(torch.tensor(-1 / self.tau, dtype=dtype, device=tokens.device))
         each = inside * e / (1 + (count - 1) * e)  # r of every other word: [N]
@@ -211,14 +213,3 @@ class TokenSmoothing:
 def unemitted(symbols: Symbols) -> frozenset[int]:
     """What no word's mass goes to: what can't be emitted, and the end symbol."""
     return frozenset(symbols.banned) | ({symbols.pad, symbols.bos} | {symbols.eos} - {None})  # type: ignore[operator]
-
-
-def words(size: int, without: frozenset[int], device: torch.device) -> Tensor:
-    """[V] bool, false for the ids ``without``.
-
-    >>> words(4, frozenset({0, 2}), torch.device("cpu"))
-    tensor([False,  True, False,  True])
-    """
-    found = torch.ones(size, dtype=torch.bool, device=device)
-    found[[id for id in without if id < size]] = False
-    return found
