@@ -26,9 +26,7 @@ from unforced.types import Batch, DecoderState, Hypotheses, Symbols
 
 LEAST = -69.0  # log of a mass that counts as none
 NEGLIGIBLE = 1e-6  # of a mixture, or the tolerance if less: tokens that have less, all together, are not fed
-DONE = (
-    -14.0
-)  # log of the mass that may still be running when a decoder stops; scores as they are could bring it back
+DONE = -14.0  # log of the mass that may still be running when a decoder stops, if scores can't bring it back
 
 
 class SoftMove(NamedTuple):
