@@ -686,8 +686,12 @@ def test_real_vocabularies_and_every_kind_of_model(tokens: Any, name: str) -> No
         ({"mix": 2.0}, "mix must lie in"),
         ({"reward": "rouge"}, "reward is hamming or bleu or cider or edit, not 'rouge'"),
         ({"vocabulary": "most"}, "vocabulary is all or batch or references"),
-        ({"samples": 0}, "samples must be at least 1, not 0"),
-        ({"samples": 1, "reward": "bleu"}, "samples must be at least 2, not 1: a lone one weighs one"),
+        ({"samples": 0}, "samples must be a whole number of at least 1, not 0"),
+        ({"samples": 2.5}, "samples must be a whole number of at least 1, not 2.5"),
+        (
+            {"samples": 1, "reward": "bleu"},
+            "samples must be a whole number of at least 2, not 1: a lone one weighs one",
+        ),
         ({"samples": None}, "samples can be none only with lazy"),
         (
             {"samples": None, "lazy": True, "reward": "bleu"},

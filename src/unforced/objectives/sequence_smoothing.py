@@ -135,9 +135,11 @@ class SequenceSmoothing:
                 raise InputError(
                     "samples can be none only with lazy and a Hamming reward, drawn at its own tau"
                 )
-        elif self.samples < 1 + self.weighed:
-            why = ": a lone one weighs one, whatever its reward" if self.weighed else ""
-            raise InputError(f"samples must be at least {1 + self.weighed}, not {self.samples}{why}")
+        elif type(self.samples) is not int or self.samples < 1 + self.weighed:
+            why = ": a lone one weighs one, whatever its reward" if self.weighed and self.samples == 1 else ""
+            raise InputError(
+                f"samples must be a whole number of at least {1 + self.weighed}, not {self.samples}{why}"
+            )
 
     @property
     def weighed(self) -> bool:
