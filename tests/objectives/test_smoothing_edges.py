@@ -266,11 +266,13 @@ def test_ids_without_a_name_get_no_mass() -> None:
 
 
 def test_a_vocabulary_other_than_the_models_is_refused() -> None:
-    larger = codec(tuple(f"w{i}" for i in range(20)))
-    for fields in ({"lazy": True}, {"lazy": True, "samples": None}, {"vocabulary": "batch"}):
-        objective = SequenceSmoothing(tau=0.01, **fields).fitted(larger)
+    larger, many = codec(tuple(f"w{i}" for i in range(20))), rows([3, 4, 5, 6, 7, 2])
+    for fields in ({"lazy": True}, {"lazy": True, "samples": None}, {"vocabulary": "batch"}, {"tau": 5.0}):
+        objective = SequenceSmoothing(**{"tau": 0.01, **fields}).fitted(larger)
         with pytest.raises(InputError, match="knows 20 tokens, but the model scores 8"):
-            loss_of(objective, model(), rows([3, 4, 2]))
+            loss_of(objective, model(), many)
+    with pytest.raises(RuntimeError, match="smaller than num_classes"):  # another fault keeps its own words
+        loss_of(SequenceSmoothing().fitted(codec()), model(), rows([3, 9, 4, 2]))
     with pytest.raises(InputError, match="has no token_names"):
         TokenSmoothing(vectors="vectors.txt").fitted(SimpleNamespace(symbols=SYMBOLS, sizes=Sizes(8)))
     with pytest.raises(InputError, match="sequence must be a SequenceSmoothing, not"):

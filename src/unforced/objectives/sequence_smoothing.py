@@ -256,9 +256,13 @@ class SequenceSmoothing:
         """How many tokens the vocabulary has; an objective that isn't fitted asks the model for a score."""
         if self.known is not None or self.vocabulary != "all":
             return 0 if self.known is None else self.known.size
+        return self.asked(model, batch, state).shape[1]
+
+    def asked(self, model: StepDecoder, batch: Batch, state: DecoderState) -> Tensor:
+        """Some scores of the model, which tell how many tokens it has: [1,V]."""
         with asking(model, dropout=False):
             features, _ = model.advance(state, model.embed(batch.prefix[:, :1]))
-            return model.score(features[:1, 0]).shape[-1]
+            return model.score(features[:1, 0])
 
     def check(self, scores: Tensor) -> None:
         """Raise ``InputError`` if scores [N,V] are for another vocabulary than the objective was fitted to."""
@@ -286,11 +290,16 @@ class SequenceSmoothing:
         alone = Batch.of_gold(
             outputs[:, : mask.shape[1]].masked_fill(~mask, batch.symbols.pad), mask, batch.symbols
         )
-        state = rows.keep(state, examples) if len(examples) > len(batch) else state  # each has a row at least
+        repeated = rows.keep(state, examples) if len(examples) > len(batch) else state  # each has one at least
         prefix = torch.cat(
             [batch.prefix[examples, :1], alone.prefix[:, 1:]], dim=1
         )  # the first input is the example's own
-        features, _ = model.advance(state, model.embed(prefix))
+        try:
+            inputs = model.embed(prefix)
+        except (IndexError, RuntimeError):  # perhaps there are fewer tokens than the objective was fitted to
+            self.check(self.asked(model, batch, state))
+            raise
+        features, _ = model.advance(repeated, inputs)
         count, row = batch.mask.sum(), mask.nonzero()[:, 0]
         moved: list[Tensor] = []
 
