@@ -18,6 +18,7 @@ from toy_training import Exact, Noisy, Poisoned, content, job
 from unforced.errors import InputError
 from unforced.objectives.label_smoothing import LabelSmoothing
 from unforced.objectives.minimum_risk import MinimumRisk
+from unforced.objectives.token_smoothing import TokenSmoothing
 from unforced.training import checkpoints
 from unforced.training.loop import train
 from unforced.training.options import Training
@@ -115,6 +116,17 @@ def test_a_finished_run_is_only_read(folder: Path) -> None:
     with pytest.raises(InputError, match="is not empty"):
         train(job(options=Training(**SHORT)), folder / "run", quiet=True)
     assert snapshot(folder) == before
+
+
+def test_an_objective_that_can_not_be_fitted_leaves_an_empty_folder(folder: Path) -> None:
+    run = folder / "run"
+    unfit = job(
+        options=Training(**SHORT), objective=TokenSmoothing(vectors="a file")
+    )  # this task has no words
+    with pytest.raises(InputError, match="word vectors are looked up by name"):
+        train(unfit, run, quiet=True)
+    assert {path.name for path in run.iterdir()} == {"lock"}
+    assert train(job(options=Training(**SHORT)), run, quiet=True).steps > 0
 
 
 @pytest.mark.parametrize(

@@ -290,7 +290,7 @@ class SequenceSmoothing:
         alone = Batch.of_gold(
             outputs[:, : mask.shape[1]].masked_fill(~mask, batch.symbols.pad), mask, batch.symbols
         )
-        repeated = rows.keep(state, examples) if len(examples) > len(batch) else state  # each has one at least
+        once = len(examples) == len(batch)  # each has a row at least
         prefix = torch.cat(
             [batch.prefix[examples, :1], alone.prefix[:, 1:]], dim=1
         )  # the first input is the example's own
@@ -299,7 +299,7 @@ class SequenceSmoothing:
         except (IndexError, RuntimeError):  # perhaps there are fewer tokens than the objective was fitted to
             self.check(self.asked(model, batch, state))
             raise
-        features, _ = model.advance(repeated, inputs)
+        features, _ = model.advance(state if once else rows.keep(state, examples), inputs)
         count, row = batch.mask.sum(), mask.nonzero()[:, 0]
         moved: list[Tensor] = []
 

@@ -67,15 +67,17 @@ def train(job: Job, folder: str | Path, *, resume: bool = False, quiet: bool = F
         newest = distributed.on_main(accelerator, begin)
         if run.finished() is None:
             display = stack.enter_context(Display(quiet or not accelerator.is_main_process))
-            trainer = Trainer(job, run, accelerator, encoded, lengths, display)
-            stack.callback(trainer.close)
+            trainer: Trainer | None = None
             try:
+                trainer = Trainer(job, run, accelerator, encoded, lengths, display)
+                stack.callback(trainer.close)
                 _start(trainer, job, newest)
                 trainer.run()
             except InputError:
-                if fresh and not trainer.state.step:  # so that the corrected command finds an empty folder
-                    trainer.close()
-                    run.discard()
+                if fresh and (trainer is None or trainer.state.step == 0):
+                    if trainer is not None:
+                        trainer.close()
+                    run.discard()  # so that the corrected command finds an empty folder
                 raise
         path = run.best_checkpoint()
         fill_model(job.model, checkpoints.read_model(path), str(path))
