@@ -185,6 +185,11 @@ class Confusions:
             len(names), torch.tensor(order), torch.tensor([found[pair] for pair in order]), self.other
         )
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files that it reads, which a resumed run must find as they were."""
+        return (Path(self.file),)
+
     def _rows(self) -> Iterator[tuple[int, tuple[str, str, float]]]:
         try:
             text = Path(self.file).read_text(encoding="utf-8-sig")

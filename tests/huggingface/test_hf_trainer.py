@@ -353,6 +353,29 @@ def test_objectives_get_the_vocabulary_and_the_labels(tmp_path: Path) -> None:
     assert len(losses(made)) == 3
 
 
+def test_data_sets_that_stream(tmp_path: Path) -> None:
+    """They don't know how many examples they have, and objectives that count in them need not."""
+
+    class Stream(torch.utils.data.IterableDataset):  # type: ignore[type-arg]
+        def __iter__(self) -> Any:
+            return iter(copies("t5", 8))
+
+    def made(**fields: Any) -> Any:
+        return unforced.UnforcedTrainer(
+            objective=unforced.objective("sequence_smoothing", **fields),
+            model=t5(),
+            args=arguments(tmp_path, max_steps=2),
+            train_dataset=Stream(),
+            data_collator=collate,
+        )
+
+    counted = made(reward="cider", samples=3)
+    counted.train()
+    assert len(losses(counted)) == 2
+    with pytest.raises(InputError, match="no training example has references"):
+        made(vocabulary="references")
+
+
 def test_costs_that_name_tokens_ask_the_tokenizer(tmp_path: Path) -> None:
     tokenizers = pytest.importorskip("tokenizers")
     names = ["<pad>", "<s>", "</s>", "<mask>", *(f"w{n}" for n in range(12))]

@@ -71,7 +71,7 @@ def test_only_the_last_end_is_left_out_of_rewards() -> None:
 
 def test_edit_proposals_refuse_several_ends_and_crowds() -> None:
     objective = SequenceSmoothing(reward="edit", proposal="edit", samples=2, tau=0.05)
-    with pytest.raises(InputError, match="no end symbol but at their ends"):
+    with pytest.raises(InputError, match="no end symbol, no other special token"):
         loss_of(objective, model(), rows([5, 2, 6, 2]))
     assert loss_of(objective, model(), rows([5, 6, 2], [4, 2])).total.isfinite()
     crowded = SequenceSmoothing(reward="edit", proposal="edit", samples=2, tau=2.0)
@@ -266,6 +266,7 @@ def test_ids_without_a_name_get_no_mass() -> None:
 
 
 def test_a_vocabulary_other_than_the_models_is_refused() -> None:
+    """A smaller one: what a model has beyond the vocabulary is nobody's."""
     larger, many = codec(tuple(f"w{i}" for i in range(20))), rows([3, 4, 5, 6, 7, 2])
     for fields in ({"lazy": True}, {"lazy": True, "samples": None}, {"vocabulary": "batch"}, {"tau": 5.0}):
         objective = SequenceSmoothing(**{"tau": 0.01, **fields}).fitted(larger)
@@ -323,3 +324,154 @@ def test_samples_are_fed_behind_the_first_input_of_their_example(fields: dict[st
         for each in (CrossEntropy(), SequenceSmoothing(tau=1e-3, **fields))
     ]
     torch.testing.assert_close(*losses, rtol=1e-12, atol=0)
+
+
+# ---- gaps, special tokens, more ids than words, longest outputs ----
+
+
+def gapped(fill: int) -> Batch:
+    """Rows with a prompt in them, which is fed and not scored."""
+    gold = torch.tensor([[fill, fill, 5, 6, 3, 2], [fill, 7, 4, 3, 2, 0]])
+    mask = torch.tensor([[0, 0, 1, 1, 1, 1], [0, 1, 1, 1, 1, 0]], dtype=torch.bool)
+    prefix = torch.cat([torch.ones(2, 1, dtype=torch.long), gold[:, :-1]], dim=1)
+    return Batch(prefix, gold, mask, SYMBOLS, ids=torch.arange(2))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"mix": 0.5, "samples": 3},
+        {"reward": "bleu", "samples": 3},
+        {"reward": "bleu", "samples": 3, "lazy": True},
+        {"lazy": True},
+        {"lazy": True, "samples": None},
+    ],
+    ids=str,
+)
+def test_what_is_not_scored_in_front_of_the_gold_is_fed_as_it_is(fields: dict[str, Any]) -> None:
+    losses = []
+    for fill in (6, 7):
+        wanted = loss_of(CrossEntropy(), model(), gapped(fill)).total
+        objective = SequenceSmoothing(**{"tau": 1e-3, **fields})
+        torch.testing.assert_close(
+            loss_of(objective, model(), gapped(fill)).total, wanted, rtol=1e-12, atol=0
+        )
+        losses.append(wanted)
+    assert abs(losses[0] - losses[1]) > 0.01  # so the prompt does matter
+
+
+def test_rewards_look_at_what_is_scored() -> None:
+    gold = torch.tensor([[END, END, 5, 6, 3, 7, 2]])
+    outputs = torch.stack([gold, torch.tensor([[END, END, 5, 6, 3, 4, 2]])], dim=1)
+    plain = distances("bleu", outputs[..., 2:], gold[:, 2:], end=2)
+    assert torch.equal(distances("bleu", outputs, gold, end=2), plain)
+    assert float(plain[0, 0]) == 0.0
+    assert float(plain[0, 1]) > 0.1
+
+
+def test_edit_proposals_refuse_gaps() -> None:
+    objective = SequenceSmoothing(reward="edit", proposal="edit", samples=2, tau=0.05)
+    with pytest.raises(InputError, match="no other special token and no gap but at their ends"):
+        loss_of(objective, model(), gapped(6))
+
+
+def test_special_tokens_of_the_gold_stay_in_their_places() -> None:
+    """As a tokenizer's own start of labels, which a model emits; the unknown word gives way to others."""
+    names = ("<pad>", "<bos>", "<eos>", "<unk>", "de", "a", "b", "c")
+    known = SimpleNamespace(
+        symbols=SYMBOLS, sizes=Sizes(target=8), token_names=lambda: names, special_ids=frozenset({4})
+    )
+    objective = SequenceSmoothing(tau=20.0, samples=40).fitted(known)
+    batch = rows([4, 5, 3, 4, 6, 2])
+    drawn = objective.draws(model(), batch, model().start(batch), torch.tensor([7])).outputs[0]
+    assert set(drawn[:, 0].tolist()) == set(drawn[:, 3].tolist()) == {4}
+    for place in (1, 2, 4):
+        assert {5, 6, 7} <= set(drawn[:, place].tolist())
+        assert 4 not in drawn[:, place]
+    edited = SequenceSmoothing(reward="edit", proposal="edit", samples=2, tau=0.05).fitted(known)
+    with pytest.raises(InputError, match="no other special token"):
+        loss_of(edited, model(), batch)
+
+
+@pytest.mark.parametrize("vectors", ["uniform", "model", "co-occurrence"])
+@pytest.mark.parametrize("nearest", [2, None])
+def test_ids_that_a_model_has_beyond_the_vocabulary_get_no_mass(vectors: str, nearest: int | None) -> None:
+    words, batch = codec(("<pad>", "<bos>", "<eos>", "a", "b", "c")), rows([3, 4, 5, 2])
+    examples = [Encoded(None, [3, 4, 5, 2]), Encoded(None, [3, 5, 4, 2]), Encoded(None, [4, 3, 2])]
+    objective = TokenSmoothing(vectors=vectors, tau=0.5, nearest=nearest).fitted(words, examples)
+    scores = torch.zeros(4, SIZE, dtype=torch.float64, requires_grad=True)
+    losses, _ = smoothed_nll(scores, batch.gold[0], objective.target(model(), SYMBOLS, batch.gold[0], scores))
+    losses.sum().backward()
+    target = 1 / SIZE - scores.grad
+    torch.testing.assert_close(target.sum(dim=1), torch.ones(4, dtype=torch.float64))
+    assert target[:, 6:].abs().max() < 1e-12
+    assert target[0, 3:6].min() > 0.01
+
+
+@pytest.mark.parametrize("fields", [{}, {"lazy": True}, {"lazy": True, "samples": None}], ids=str)
+def test_samples_are_words_of_the_vocabulary_though_the_model_has_more_ids(fields: dict[str, Any]) -> None:
+    words, batch = codec(("<pad>", "<bos>", "<eos>", "a", "b", "c")), rows([3, 4, 5, 2])
+    network, fewer = model(), Toy().build(Sizes(target=6)).double()
+    with torch.no_grad():
+        network.table[..., 6:] = -1e9  # what a model never emits
+        fewer.table.copy_(network.table[:6, :6])
+    objective = SequenceSmoothing(tau=2.0, **fields).fitted(words)
+    torch.testing.assert_close(
+        loss_of(objective, network, batch).total, loss_of(objective, fewer, batch).total
+    )
+    smoothed = LabelSmoothing(0.3).fitted(words)
+    torch.testing.assert_close(loss_of(smoothed, network, batch).total, loss_of(smoothed, fewer, batch).total)
+
+
+def test_longest_confines_edited_outputs() -> None:
+    """Those that are too long weigh nothing, the others as before; if all are, the gold takes their place."""
+    fields: dict[str, Any] = {"reward": "edit", "proposal": "edit", "tau": 0.35, "samples": 200}
+    batch = rows([3, 4, 5, 2], [6, 7, 3, 4, 5, 2])
+    keys, network = torch.tensor([3, 4]), model()
+    free = SequenceSmoothing(**fields).draws(network, batch, network.start(batch), keys)
+    bound = SequenceSmoothing(**fields, longest=5).draws(network, batch, network.start(batch), keys)
+    lengths = (free.outputs != END).sum(dim=2)
+    fits = lengths <= torch.tensor([[5], [6]])  # an output may be as long as its gold
+    assert 0.05 < float(fits.double().mean()) < 0.95
+    assert torch.equal(bound.weights > 0, fits)
+    wanted = free.weights * fits / (free.weights * fits).sum(dim=1, keepdim=True)
+    torch.testing.assert_close(bound.weights, wanted)
+    keys = torch.arange(400)
+    one = rows(*[[3, 2]] * 400)
+    lone = SequenceSmoothing(**{**fields, "samples": 2}, longest=1).draws(
+        network, one, network.start(one), keys
+    )
+    assert bool(lone.weights.isfinite().all())
+    torch.testing.assert_close(lone.weights.sum(dim=1), torch.ones(400, dtype=torch.float64))
+    fed = lone.outputs[lone.weights > 0]
+    assert int((fed != END).sum(dim=1).max()) == 2
+    for wrong, why in (({"longest": 0}, "at least 1"), ({"longest": 2.5}, "whole number")):
+        with pytest.raises(InputError, match=why):
+            SequenceSmoothing(**fields, **wrong)
+    with pytest.raises(InputError, match="longest is for edit proposals"):
+        SequenceSmoothing(longest=5)
+
+
+def test_a_tau_next_to_nothing_takes_the_best_sample() -> None:
+    objective = SequenceSmoothing(reward="bleu", tau=1e-310, proposal_tau=1.0, samples=4)
+    assert loss_of(objective, model(), rows([3, 4, 5, 6, 2], [7, 2])).total.isfinite()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "why"),
+    [
+        ("vectors.bin", "3 2\n", "binary vectors are read from .npz files alone"),
+        ("vectors.txt", "² 3\na 1 0 2\n", "3 cells found|numbers wanted"),
+        ("x" * 300, None, "there is no such file"),
+    ],
+)
+def test_vector_files_of_other_kinds_get_a_sentence(
+    tmp_path: Path, name: str, text: str | None, why: str
+) -> None:
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    with pytest.raises(InputError, match=why):
+        TokenSmoothing(vectors=str(tmp_path / name)).fitted(codec())
+    with pytest.raises(InputError, match="nearest must be a whole number"):
+        TokenSmoothing(nearest=2.5)  # type: ignore[arg-type]

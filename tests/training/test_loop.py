@@ -13,12 +13,14 @@ from typing import Any
 
 import pytest
 import torch
-from toy_training import Exact, Noisy, Poisoned, content, job
+from toy_training import CopyCodec, Exact, Noisy, Poisoned, content, job
 
 from unforced.errors import InputError
 from unforced.objectives.label_smoothing import LabelSmoothing
 from unforced.objectives.minimum_risk import MinimumRisk
+from unforced.objectives.token_sequence_smoothing import TokenSequenceSmoothing
 from unforced.objectives.token_smoothing import TokenSmoothing
+from unforced.tasks.protocol import FittedTask
 from unforced.training import checkpoints
 from unforced.training.loop import train
 from unforced.training.options import Training
@@ -146,6 +148,30 @@ def test_resuming_with_other_settings_lists_the_differences(folder: Path, change
     before = snapshot(folder)
     with pytest.raises(InputError, match=message):
         train(job(**{"options": Training(**SHORT), **change}), folder / "run", resume=True, quiet=True)
+    assert snapshot(folder) == before
+
+
+def test_resuming_with_another_file_of_the_objective_is_refused(folder: Path) -> None:
+    class Named(CopyCodec):
+        def token_names(self) -> tuple[str, ...]:
+            return ("<pad>", "<bos>", "<eos>", *self.letters)
+
+    path, run = folder / "vectors.txt", folder / "run"
+    path.write_text("".join(f"{letter} {n} 1\n" for n, letter in enumerate("abcdefgh")))
+    token = TokenSmoothing(vectors=str(path), tau=0.1)
+
+    def made() -> Any:
+        found = job(options=Training(**SHORT), objective=TokenSequenceSmoothing(token=token))
+        return replace(found, fitted=FittedTask(found.fitted.task, Named()))
+
+    train(made(), run, quiet=True)
+    (run / "finished.json").unlink()
+    assert train(made(), run, resume=True, quiet=True).steps > 0
+    (run / "finished.json").unlink()
+    path.write_text("".join(f"{letter} {n} 2\n" for n, letter in enumerate("abcdefgh")))
+    before = snapshot(folder)
+    with pytest.raises(InputError, match=r"file vectors\.txt is \w+ in the run and \w+ now"):
+        train(made(), run, resume=True, quiet=True)
     assert snapshot(folder) == before
 
 

@@ -42,6 +42,9 @@ class LabelledExamples(Sequence[Encoded]):
     def __len__(self) -> int:
         return len(self.dataset)
 
+    def __bool__(self) -> bool:
+        return True  # a data set that streams doesn't know how many it has
+
     def __getitem__(self, number: Any) -> Any:
         if isinstance(number, slice):
             return [self[i] for i in range(*number.indices(len(self)))]

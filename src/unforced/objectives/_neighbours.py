@@ -83,9 +83,12 @@ class Pool(NamedTuple):
         return self.take(index + (inside & (index >= rank)).long())
 
 
-def editable(batch: Batch) -> Tensor:
-    """[B,T] bool: the tokens that may change, all but the end symbol."""
-    return batch.mask if batch.symbols.eos is None else batch.mask & (batch.gold != batch.symbols.eos)
+def editable(batch: Batch, fixed: frozenset[int] = frozenset()) -> Tensor:
+    """[B,T] bool: the tokens that may change, all but the end symbol and those that are ``fixed``."""
+    fixed = fixed | ({batch.symbols.eos} - {None})  # type: ignore[operator]
+    if not fixed:
+        return batch.mask
+    return batch.mask & ~torch.isin(batch.gold, torch.tensor(sorted(fixed), device=batch.gold.device))
 
 
 @dataclass(frozen=True)
@@ -173,10 +176,9 @@ class EditProposal:
 
     def check(self) -> None:
         """Complain of rows that it can't serve."""
-        inside = (self.gold != END) & ~self.changing
-        if bool((inside[:, :-1] & (self.gold[:, 1:] != END)).any()):
+        if bool((~self.changing[:, :-1] & (self.gold[:, 1:] != END)).any()):
             raise InputError(
-                "edit proposals need outputs with no end symbol but at their ends; rows here have several"
+                "edit proposals need outputs with no end symbol, no other special token and no gap but at their ends"
             )
 
     @cached_property

@@ -34,6 +34,9 @@ def first_equal(outputs: Tensor) -> Tensor:
 
 
 def as_lists(outputs: Tensor) -> list[list[int]]:
-    """[R,T] with ``END`` behind their ends -> lists of tokens."""
-    lengths = (outputs != END).sum(dim=1).tolist()
-    return [row[:length] for row, length in zip(outputs.tolist(), lengths)]
+    """[R,T] with ``END`` behind their ends, and wherever else nothing is scored -> lists of tokens.
+
+    >>> as_lists(torch.tensor([[3, 2, -1], [-1, 4, 2]]))
+    [[3, 2], [4, 2]]
+    """
+    return [[id for id in row if id != END] for row in outputs.tolist()]

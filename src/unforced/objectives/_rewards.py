@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,18 +34,28 @@ class Documents(NamedTuple):
         >>> Documents.of([[3, 4, 2], [3, 5, 2], [3, 4, 3, 4, 2]], end=2)
         Documents(number=3, frequency={(3,): 3, (4,): 2, (3, 4): 2})
         """
-        lists = [np.asarray([id for id in ids if id != end], dtype=np.int64) for ids in sequences]
+        lists = [[id for id in ids if id != end] for ids in sequences]
+        row = np.asarray(
+            list(itertools.chain.from_iterable(lists)), dtype=np.int64
+        )  # all of them, one behind another
+        owners = np.repeat(np.arange(len(lists)), [len(ids) for ids in lists])
         frequency: dict[tuple[int, ...], int] = {}
+        starts, shorter = np.arange(len(row)), np.zeros(len(row), dtype=np.int64)
         for order in range(1, ORDER + 1):
-            long = [(owner, ids) for owner, ids in enumerate(lists) if len(ids) >= order]
-            if not long:
+            whole = owners[np.minimum(starts + order - 1, len(row) - 1)] == owners[starts]
+            whole &= starts + order <= len(row)
+            starts, shorter = starts[whole], shorter[whole]
+            if not len(starts):
                 break
-            grams = np.concatenate([np.lib.stride_tricks.sliding_window_view(ids, order) for _, ids in long])
-            owners = np.repeat([owner for owner, _ in long], [len(ids) - order + 1 for _, ids in long])
-            once = np.unique(np.column_stack([grams, owners]), axis=0)[:, :-1]
-            kinds, counts = np.unique(once, axis=0, return_counts=True)
+            # an n-gram is the number of its first n − 1 tokens among all such, and its last token
+            _, first, shorter = np.unique(
+                shorter * (row.max() + 1) + row[starts + order - 1], return_index=True, return_inverse=True
+            )
+            found_in = np.unique(shorter * len(lists) + owners[starts]) // len(lists)  # each owner once
+            counts = np.bincount(found_in, minlength=len(first))
             several = counts > 1
-            frequency |= zip(map(tuple, kinds[several].tolist()), counts[several].tolist())
+            grams = row[starts[first[several], None] + np.arange(order)]
+            frequency |= zip(map(tuple, grams.tolist()), counts[several].tolist())
         return cls(len(lists), frequency)
 
 

@@ -40,14 +40,18 @@ def massless(symbols: Symbols) -> frozenset[int]:
     return frozenset(symbols.banned) | ({symbols.pad, symbols.bos} - {symbols.eos})
 
 
-def emittable(size: int, without: frozenset[int], device: torch.device) -> Tensor:
-    """[V] bool, false for the ids ``without``.
+def emittable(
+    size: int, without: frozenset[int], device: torch.device, vocabulary: int | None = None
+) -> Tensor:
+    """[V] bool, false for the ids ``without`` and for those that a model has beyond its ``vocabulary``.
 
-    >>> emittable(4, frozenset({0, 2}), torch.device("cpu"))
-    tensor([False,  True, False,  True])
+    >>> emittable(4, frozenset({0, 2}), torch.device("cpu")), emittable(4, frozenset({0}), torch.device("cpu"), vocabulary=3)
+    (tensor([False,  True, False,  True]), tensor([False,  True,  True, False]))
     """
     found = torch.ones(size, dtype=torch.bool, device=device)
     found[[id for id in without if id < size]] = False
+    if vocabulary is not None:
+        found[vocabulary:] = False
     return found
 
 

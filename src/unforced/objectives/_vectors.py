@@ -19,9 +19,11 @@ from torch import Tensor
 
 from unforced.errors import InputError
 
-RESERVED = ("<pad>", "<bos>", "<eos>", "<unk>")  # the names that a vocabulary's first ids may have
+UNKNOWN = "<unk>"
+RESERVED = ("<pad>", "<bos>", "<eos>", UNKNOWN)  # the names that a vocabulary's first ids may have
 BLANKS = ("Ġ", "▁")  # what stands for the blank before a word's first piece, in subword vocabularies
 CLOSED = "</w>"  # what stands behind a word's last piece, in others
+BINARY = (".bin", ".bin.gz", ".npy", ".pt", ".pkl", ".model", ".kv")  # what word vectors are often kept in
 LOST = "\ufffd"  # what bytes come to that are no UTF-8
 WINDOW = 2  # tokens on either side that keep company with one: a wider one finds words that go together, not ones alike
 WIDTH = 100  # of vectors made from co-occurrence
@@ -43,12 +45,31 @@ def special(codec: Any) -> frozenset[int]:
     found = {*symbols.banned, symbols.pad, symbols.bos, *getattr(codec, "special_ids", ())} | (
         {symbols.eos} - {None}
     )
-    names = tuple(codec.token_names()[: len(RESERVED)]) if hasattr(codec, "token_names") else ()
+    return frozenset(found) | reserved(codec).keys() | unused(codec)
+
+
+def reserved(codec: Any) -> dict[int, str]:
+    """The ids at the front of a vocabulary that have reserved names, each of these once, and the names."""
+    found: dict[int, str] = {}
+    names = codec.token_names()[: len(RESERVED)] if hasattr(codec, "token_names") else ()
     for id, name in enumerate(names):
-        if name not in RESERVED or name in names[:id]:
+        if name not in RESERVED or name in found.values():
             break
-        found.add(id)
-    return frozenset(found) | unused(codec)
+        found[id] = name
+    return found
+
+
+def wordless(codec: Any) -> frozenset[int]:
+    """The ids that hold no word's place: ``special`` ones but the unknown word, which stands for some word.
+
+    >>> from types import SimpleNamespace
+    >>> from unforced.types import Symbols
+    >>> names = ("<pad>", "<bos>", "<eos>", "<unk>", "a")
+    >>> codec = SimpleNamespace(symbols=Symbols(0, 1, 2, (0, 1)), token_names=lambda: names)
+    >>> sorted(wordless(codec))
+    [0, 1, 2]
+    """
+    return special(codec) - {id for id, name in reserved(codec).items() if name == UNKNOWN}
 
 
 def unused(codec: Any) -> frozenset[int]:
@@ -127,7 +148,7 @@ def read_vectors(
     zeros is none, and of several for one word the first counts. No two tokens get the same one, or no temperature could tell
     them apart: it belongs to the one that is spelt so, else to the first. Raises ``InputError`` if no token has a vector.
     """
-    place = _found(str(path))
+    place = located(str(path))
     wanted = spellings(names, without)
     known = {form for forms in wanted for form in forms}
     rows = _from_npz(place) if place.suffix == ".npz" else _from_text(place, known)
@@ -157,14 +178,19 @@ def read_vectors(
     return vectors.float(), there
 
 
-def _found(path: str) -> Path:
+def located(path: str) -> Path:
+    """The file of vectors that a path with ``~`` and ``$VARIABLE`` names."""
     full = os.path.expanduser(os.path.expandvars(path))
-    if "$" in full and not Path(full).is_file():
+    if "$" in full and not os.path.isfile(full):
         name = full[full.index("$") + 1 :].split("/")[0].strip("{}")
         raise InputError(f"{path}: the environment variable {name} is not set.")
-    if not Path(full).is_file():
+    if not os.path.isfile(full):
         raise InputError(
             f'{full}: there is no such file; vectors names one, or is "model", "co-occurrence" or "uniform".'
+        )
+    if full.endswith(BINARY):
+        raise InputError(
+            f"{full}: binary vectors are read from .npz files alone; write these as text, a word and its numbers a line."
         )
     return Path(full)
 
@@ -178,7 +204,7 @@ def _from_text(path: Path, known: Collection[str]) -> Iterator[tuple[str, np.nda
         if not cells:
             continue
         if width is None:
-            if len(cells) == 2 and cells[0].isdigit() and cells[1].isdigit():
+            if len(cells) == 2 and cells[0].isdecimal() and cells[1].isdecimal():
                 promised, width = int(cells[0]), int(cells[1])
                 continue
             width = len(cells) - 1

@@ -31,9 +31,9 @@ class LabelSmoothing:
     """
 
     smoothing: float = 0.1
-    never: frozenset[int] = field(
-        default=frozenset(), init=False, repr=False, compare=False
-    )  # ``fitted`` adds it
+    # what ``fitted`` adds: ids that no output has, and how many tokens there are
+    never: frozenset[int] = field(default=frozenset(), init=False, repr=False, compare=False)
+    size: int | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not 0 <= self.smoothing < 1:
@@ -43,6 +43,7 @@ class LabelSmoothing:
         """The objective, knowing which ids of the vocabulary no output has."""
         fitted = copy.copy(self)
         object.__setattr__(fitted, "never", unused(codec))
+        object.__setattr__(fitted, "size", codec.sizes.target)
         return fitted
 
     def __call__(self, model: StepDecoder, batch: Batch, *, progress: Progress, rng: torch.Generator) -> Loss:
@@ -53,9 +54,8 @@ class LabelSmoothing:
         if not self.smoothing:
             return Loss(nll, metrics["nll"][1], metrics)
         # mean_w −log p(w) = log Z − mean_w scores_w, so the [N,V] log-probabilities are never formed
-        share = emittable(scores.shape[1], self.never | massless(batch.symbols), scores.device).to(
-            scores.dtype
-        )
+        without = self.never | massless(batch.symbols)
+        share = emittable(scores.shape[1], without, scores.device, self.size).to(scores.dtype)
         gold_score = scores.gather(-1, gold.unsqueeze(-1)).squeeze(-1)
         mean_score = shared(scores, share / share.sum())
         uniform = nll + (gold_score - mean_score).sum()  # Σ log Z = nll + Σ gold_score

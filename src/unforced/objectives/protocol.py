@@ -17,6 +17,8 @@ class Objective(Protocol):
     All randomness comes from ``rng`` (dropout apart), so that a resumed run repeats it bit for bit. The loop hands every
     part of an update a generator in the same state: draw numbers for each example by ``unforced.streams``, not from
     ``rng`` itself, and micro-batches and processes add up to exactly what one big batch would give.
+
+    An objective, or a part of it, that reads files names their paths by ``files``: a run is not resumed with other content.
     """
 
     def __call__(self, model: Any, batch: Batch, *, progress: Progress, rng: torch.Generator) -> Loss: ...

@@ -28,7 +28,7 @@ from unforced.objectives._neighbours import (
 from unforced.objectives._outputs import END, first_equal, together
 from unforced.objectives._rewards import Documents, Reward, distances
 from unforced.objectives._smoothed import CHUNK, Target, blended, priced, smoothed_nll
-from unforced.objectives._vectors import special
+from unforced.objectives._vectors import special, wordless
 from unforced.objectives.cross_entropy import gold_scores, negative_log_likelihood, token_metrics
 from unforced.objectives.token_smoothing import TokenSmoothing, unemitted
 from unforced.types import Batch, DecoderState, Encoded, Loss, Progress
@@ -39,10 +39,12 @@ CROWDED = 1.0  # weight of one more insertion from which on edited outputs are a
 
 
 class Known(NamedTuple):
-    """What a fitted objective knows: the vocabulary's size, the ids that mean nothing, and CIDEr's document frequencies."""
+    """What a fitted objective knows: the vocabulary's size, ids that are no words, which of them stay in their places where
+    the gold has them, and CIDEr's document frequencies."""
 
     size: int
     special: frozenset[int]
+    fixed: frozenset[int]
     documents: Documents | None = None
 
 
@@ -80,14 +82,17 @@ class SequenceSmoothing:
     - "edit": tokens kept, deleted or replaced, and others inserted between them, at most eight side by side; r is confined to
       what that can make. q is summed over all ways of editing that lead to the same output. With M tokens in V_sub outputs
       are mostly insertions unless M e^(−1/τ) is well below one; from one on "all" tokens are refused, and there is a warning
-      where a batch or an example's references have so many.
+      where a batch or an example's references have so many. ``longest`` bounds outputs, for models that have only so many
+      positions: r is confined to those of at most so many tokens, the end symbol among them (or as many as the gold has); where
+      all samples of an example are longer, it learns from its gold.
 
     d of "bleu" and "cider" lies between 0 and 1, so τ must be small: where each further edit brings M times as many outputs and costs
     less than log M · τ, r is all but uniform, and what is far from the gold weighs most. Where the metric ``distance``, the mean of d by
     the weights, is not below ``drawn_distance``, that of the samples as they are drawn, τ is too large.
 
     Only tokens of V_sub stand in for others, and neither the end symbol, nor the unknown word, nor anything that can't be
-    emitted is among them; the end symbol stays in its place. ``vocabulary`` says what V_sub is: "all" tokens, those of
+    emitted is among them; the end symbol and other special tokens of the gold (a language code, say) stay in their places, and edit
+    proposals refuse golds that have any but at their ends. ``vocabulary`` says what V_sub is: "all" tokens, those of
     the "batch" (of this micro-batch, so results then depend on how a batch is dealt out), or those of the example's
     "references" (of its gold if it has no others; some example must have).
 
@@ -112,6 +117,7 @@ class SequenceSmoothing:
     lazy: bool = False  # whether the gold is fed and samples are only scored
     proposal: Literal["hamming", "edit"] = "hamming"  # what samples are drawn from
     proposal_tau: float | None = None  # its temperature, if not τ
+    longest: int | None = None  # tokens that edited outputs may have, if more than their gold
     known: Known | None = field(default=None, init=False, repr=False, compare=False)  # what ``fitted`` adds
 
     def __post_init__(self) -> None:
@@ -130,6 +136,10 @@ class SequenceSmoothing:
             )
         if self.lazy and self.proposal != "hamming":
             raise InputError("lazy scores samples behind the gold's prefixes: it needs the Hamming proposal")
+        if self.longest is not None and (type(self.longest) is not int or self.longest < 1):
+            raise InputError(f"longest must be a whole number of at least 1, not {self.longest}")
+        if self.longest is not None and self.proposal != "edit":
+            raise InputError("longest is for edit proposals: the others have the gold's length")
         if self.samples is None:
             if not self.lazy or self.weighed:
                 raise InputError(
@@ -171,7 +181,7 @@ class SequenceSmoothing:
                 raise InputError("CIDEr counts n-grams in training examples, and none were given")
             documents = Documents.of((example.target for example in examples), codec.symbols.eos)
         fitted = copy.copy(self)
-        object.__setattr__(fitted, "known", Known(codec.sizes.target, known, documents))
+        object.__setattr__(fitted, "known", Known(codec.sizes.target, known, wordless(codec), documents))
         return fitted
 
     def crowd(self, tokens: int) -> str | None:
@@ -215,7 +225,8 @@ class SequenceSmoothing:
             raise InputError("edit proposals change the length of outputs, which is fixed in this data")
         gold = batch.gold.masked_fill(~batch.mask, END)
         tau = self.tau if self.proposal_tau is None else self.proposal_tau
-        parts = gold, editable(batch), self.pool(batch, size), tau
+        fixed = frozenset(batch.symbols.banned) if self.known is None else self.known.fixed
+        parts = gold, editable(batch, fixed), self.pool(batch, size), tau
         if self.proposal == "hamming":
             return HammingProposal(*parts)
         proposal = EditProposal(*parts, INSERTIONS)
@@ -240,8 +251,13 @@ class SequenceSmoothing:
                 raise InputError(
                     "sequence_smoothing has counted no n-grams for CIDEr yet: call fitted(codec, examples)"
                 )
+            outputs, dropped = self.shortened(outputs, around.gold)
             d = distances(self.reward, outputs, around.gold, end, documents)
-            weights = torch.softmax(-d / self.tau - around.log_prob(outputs), dim=1)  # ω ∝ r / q (eq. 11)
+            nearer = (
+                d.amin(dim=1, keepdim=True) - d
+            ) / self.tau  # the least d cancels, and any τ is good enough
+            logs = (nearer - around.log_prob(outputs)).masked_fill(dropped, -torch.inf)
+            weights = torch.softmax(logs, dim=1)  # ω ∝ r / q (eq. 11)
             metrics["distance"] = ((weights * d).sum().float(), examples)
             metrics["drawn_distance"] = (d.mean(dim=1).sum().float(), examples)
         if self.proposal == "hamming":
@@ -251,6 +267,17 @@ class SequenceSmoothing:
         metrics["changed"] = (changes.float(), around.changing.sum().float() * self.samples)
         metrics["ess"] = (weights.square().sum(dim=1).reciprocal().sum().float(), examples)
         return Draws(outputs, weights, metrics)
+
+    def shortened(self, outputs: Tensor, gold: Tensor) -> tuple[Tensor, Tensor]:
+        """Outputs [B,L,W], and which of them [B,L] are too long to count; the gold in place of them where all are."""
+        lengths = (outputs != END).sum(dim=2)
+        if self.longest is None:
+            return outputs, torch.zeros_like(lengths, dtype=torch.bool)
+        dropped = lengths > (gold != END).sum(dim=1, keepdim=True).clamp(min=self.longest)
+        lost = dropped.all(dim=1)
+        width = max(outputs.shape[2], gold.shape[1])
+        outputs, gold = (F.pad(some, (0, width - some.shape[-1]), value=END) for some in (outputs, gold))
+        return torch.where(lost[:, None, None], gold.unsqueeze(1), outputs), dropped & ~lost.unsqueeze(1)
 
     def size(self, model: StepDecoder, batch: Batch, state: DecoderState) -> int:
         """How many tokens the vocabulary has; an objective that isn't fitted asks the model for a score."""
@@ -265,8 +292,8 @@ class SequenceSmoothing:
             return model.score(features[:1, 0])
 
     def check(self, scores: Tensor) -> None:
-        """Raise ``InputError`` if scores [N,V] are for another vocabulary than the objective was fitted to."""
-        if self.known is not None and scores.shape[1] != self.known.size:
+        """Raise ``InputError`` if scores [N,V] are for a smaller vocabulary than the objective was fitted to."""
+        if self.known is not None and scores.shape[1] < self.known.size:
             raise InputError(
                 f"sequence_smoothing knows {self.known.size} tokens, but the model scores {scores.shape[1]}"
             )
@@ -286,14 +313,14 @@ class SequenceSmoothing:
         weights[:, 0] += 1 - self.mix
         fed = weights > 0
         examples, outputs = fed.nonzero()[:, 0], every[fed]  # [R], [R,W]
-        mask = outputs[:, : max(1, int((outputs != END).sum(dim=1).max()))] != END
-        alone = Batch.of_gold(
-            outputs[:, : mask.shape[1]].masked_fill(~mask, batch.symbols.pad), mask, batch.symbols
-        )
+        used = (outputs != END).any(dim=0).nonzero()
+        outputs = outputs[:, : int(used.max()) + 1 if len(used) else 1]
+        mask = outputs != END
         once = len(examples) == len(batch)  # each has a row at least
-        prefix = torch.cat(
-            [batch.prefix[examples, :1], alone.prefix[:, 1:]], dim=1
-        )  # the first input is the example's own
+        # the first input is the example's own, and so is what stands where nothing is scored
+        longer = max(0, mask.shape[1] - batch.prefix.shape[1])
+        own = F.pad(batch.prefix[examples], (0, longer), value=batch.symbols.pad)[:, : mask.shape[1]]
+        prefix = torch.cat([own[:, :1], torch.where(mask, outputs, own.roll(-1, dims=1))[:, :-1]], dim=1)
         try:
             inputs = model.embed(prefix)
         except (IndexError, RuntimeError):  # perhaps there are fewer tokens than the objective was fitted to
@@ -311,7 +338,7 @@ class SequenceSmoothing:
             return target
 
         most = 2 * max(CHUNK, int(count))
-        losses, nll, best = priced(model, features[mask], alone.gold[mask], smooth, most)
+        losses, nll, best = priced(model, features[mask], outputs[mask], smooth, most)
         metrics = {**draws.metrics, **_mean("moved", moved)}
         metrics["sampled"] = ((drawn[fed][row] * losses.detach()).sum().float() / self.mix, count.float())
         if self.mix < 1:
@@ -339,7 +366,7 @@ class SequenceSmoothing:
         """Lazy Hamming in closed form: 1 / (1 + a) on the gold and e^(−1/τ) / (1 + a) on each other token of V_sub."""
         scores, gold = gold_scores(model, batch, state)
         self.check(scores)
-        around = self.around(batch, scores.shape[1])
+        around = self.around(batch, scores.shape[1] if self.known is None else self.known.size)
         assert isinstance(around, HammingProposal)
         odds, pool, examples = around.log_odds[batch.mask], around.pool, batch.mask.nonzero()[:, 0]  # [N]
         inside = pool.find(batch.gold)[1][batch.mask].double()  # a gold token may be outside of V_sub

@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from unforced.errors import InputError
@@ -16,7 +18,7 @@ from unforced.models.protocol import StepDecoder, require
 from unforced.objectives._feeding import asking
 from unforced.objectives._nearest import Near, near_target, near_words
 from unforced.objectives._smoothed import Target, emittable, massless, one_hot, own_mass, smoothed_nll
-from unforced.objectives._vectors import co_occurrence, read_vectors, special, units, unused
+from unforced.objectives._vectors import co_occurrence, located, read_vectors, special, units, unused
 from unforced.objectives.cross_entropy import gold_scores, negative_log_likelihood, token_metrics
 from unforced.types import Batch, Encoded, Loss, Progress, Symbols
 
@@ -37,6 +39,7 @@ class Smoothed(NamedTuple):
 class Known:
     """What a fitted objective knows of the vocabulary: which ids mean nothing, and either the words near each or vectors."""
 
+    size: int
     special: frozenset[int]
     never: frozenset[int]  # of these, those that no output has
     there: Tensor | None = None  # [V] bool: which words have a vector
@@ -49,7 +52,7 @@ class Known:
         if device not in self.moved:
             parts = (self.there, self.units, self.near)
             moved = (None if part is None else part.to(device) for part in parts)
-            self.moved[device] = Known(self.special, self.never, *moved)  # type: ignore[arg-type]
+            self.moved[device] = Known(self.size, self.special, self.never, *moved)  # type: ignore[arg-type]
         return self.moved[device]
 
 
@@ -72,7 +75,8 @@ class TokenSmoothing:
       every call, for the tokens of the batch alone, so nothing has to be kept for a resumed run;
     - "co-occurrence": which tokens stand near each other in the training targets;
     - "uniform": all different words are equally far (d = 1), which is label smoothing: that of
-      ``label_smoothing`` with ε = M e^(−1/τ) / (1 + (M − 1) e^(−1/τ)) for M words, and with τ = inf and α = ε just that.
+      ``label_smoothing`` with ε = M e^(−1/τ) / (1 + (M − 1) e^(−1/τ)) for M words, and with τ = inf and α = ε just that (but for
+      gold tokens that no output may have, which stay one-hot targets here).
 
     Padding, the start symbol and all else that can't be emitted never get any mass. Tokens without a vector (words that
     the file doesn't have, the end symbol, the unknown word) get none from others and are plain one-hot targets themselves.
@@ -101,8 +105,13 @@ class TokenSmoothing:
             raise InputError(f"mix must lie in [0, 1], not {self.mix}")
         if not self.vectors:
             raise InputError(f"vectors must name a file or be one of {', '.join(WORDS)}")
-        if self.nearest is not None and self.nearest < 1:
-            raise InputError(f"nearest must be at least 1, not {self.nearest}")
+        if self.nearest is not None and (type(self.nearest) is not int or self.nearest < 1):
+            raise InputError(f"nearest must be a whole number of at least 1, not {self.nearest}")
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files that it reads, which a resumed run must find as they were."""
+        return () if self.vectors in WORDS else (located(self.vectors),)
 
     def fitted(self, codec: Any, examples: Sequence[Encoded] = ()) -> TokenSmoothing:
         """The objective with the vectors of this vocabulary, and with the near words of each."""
@@ -111,9 +120,10 @@ class TokenSmoothing:
         return fitted
 
     def learnt(self, codec: Any, examples: Sequence[Encoded]) -> Known:
-        means, never = special(codec), unused(codec)
+        words = codec.sizes.target, special(codec), unused(codec)
+        means = words[1]
         if self.vectors in ("uniform", "model"):
-            return Known(means, never)
+            return Known(*words)
         if self.vectors == "co-occurrence":
             targets = (example.target for example in examples)
             found, there = co_occurrence(targets, codec.sizes.target, means)
@@ -122,9 +132,9 @@ class TokenSmoothing:
                 raise InputError("word vectors are looked up by name, and this codec has no token_names()")
             found, there = read_vectors(self.vectors, codec.token_names(), means)
         if self.nearest is None or self.off:
-            return Known(means, never, there, found)
+            return Known(*words, there, found)
         every = torch.arange(len(there))
-        return Known(means, never, there, near=near_words(found, there, every, self.tau, self.nearest))
+        return Known(*words, there, near=near_words(found, there, every, self.tau, self.nearest))
 
     def __call__(self, model: StepDecoder, batch: Batch, *, progress: Progress, rng: torch.Generator) -> Loss:
         require(model, "token_smoothing", "start", "embed", "advance", "score")
@@ -167,22 +177,28 @@ class TokenSmoothing:
             with asking(model, dropout=True):
                 vectors = model.embed(torch.arange(size, device=device).unsqueeze(0))[0]
             found, there = units(widened(vectors))
-            means = frozenset() if self.known is None else self.known.special
-            return there & emittable(size, means | unemitted(symbols), device), found, None
+            without, words = unemitted(symbols), None
+            if self.known is not None:
+                without, words = without | self.known.special, self.known.size
+            return there & emittable(size, without, device, words), found, None
         if self.known is None:
             raise InputError(
                 f'token_smoothing has not read "{self.vectors}" yet: call fitted(codec, examples)'
             )
         known = self.known.on(device)
         assert known.there is not None
-        if len(known.there) != size:
-            raise InputError(f"token_smoothing knows {len(known.there)} tokens, but the model scores {size}")
-        return known.there, known.there if known.units is None else known.units, known.near
+        if known.size > size:
+            raise InputError(f"token_smoothing knows {known.size} tokens, but the model scores {size}")
+        more = size - known.size  # ids that mean nothing
+        there = F.pad(known.there, (0, more))
+        return there, there if known.units is None else F.pad(known.units, (0, 0, 0, more)), known.near
 
     def uniform(self, tokens: Tensor, size: int, symbols: Symbols, dtype: torch.dtype) -> Smoothed:
         """The same with d = 1 between all words that can be emitted: a word's own mass, and an even share for all."""
-        never = frozenset() if self.known is None else self.known.never
-        there = emittable(size, never | massless(symbols), tokens.device)
+        without, words = massless(symbols), None
+        if self.known is not None:
+            without, words = without | self.known.never, self.known.size
+        there = emittable(size, without, tokens.device, words)
         count, inside = int(there.sum()), there[tokens].to(dtype)
         e = torch.exp(torch.tensor(-1 / self.tau, dtype=dtype, device=tokens.device))
         each = inside * e / (1 + (count - 1) * e)  # r of every other word: [N]

@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
+from unforced.errors import InputError
 from unforced.tasks.protocol import Codec
 from unforced.training.batching import source_length, token_lengths
 from unforced.training.options import Training
@@ -37,12 +39,17 @@ def data_digest(encoded: Sequence[Encoded]) -> str:
 
     >>> data_digest([Encoded([4], [5, 2])]) == data_digest([Encoded([4, 5], [2])])
     False
+    >>> data_digest([Encoded([4], [5, 2], (5, 6))]) == data_digest([Encoded([4], [5, 2], (5, 7))])
+    False
     """
     total = hashlib.blake2b(token_lengths(encoded).tobytes(), digest_size=8)
     tokens = itertools.chain.from_iterable(
         part for example in encoded for part in (example.source, example.target) if source_length(part)
     )
     total.update(np.fromiter(tokens, dtype=np.int64).tobytes())
+    for number, example in enumerate(encoded):
+        if len(example.references):
+            total.update(np.asarray([number, *example.references], dtype=np.int64).tobytes())
     for example in encoded:
         if example.source is not None and not source_length(example.source):  # an image or a class
             total.update(np.asarray(example.source, dtype=np.float32).tobytes())
@@ -65,6 +72,7 @@ def facts(
         "seed": seed,
         "world": world,
         "objective": _spelled(objective) if is_dataclass(objective) else type(objective).__qualname__,
+        **{f"file {path.name}": file_digest(path) for path in files(objective)},
         "model": f"{type(model).__name__} {digest(shapes)}",
         "vocabulary": digest(codec.to_json()),
         "sizes": str(tuple(codec.sizes)),
@@ -75,6 +83,21 @@ def facts(
             if field.name not in FREE
         },
     }
+
+
+def files(objective: Any) -> list[Path]:
+    """The files that an objective, or a part of it, says it reads by its ``files``."""
+    parts = [getattr(objective, field.name) for field in fields(objective)] if is_dataclass(objective) else []
+    return [*getattr(objective, "files", ()), *(path for part in parts for path in files(part))]
+
+
+def file_digest(path: Path) -> str:
+    """A short hash of a file's content; raises ``InputError`` where it can't be read."""
+    try:
+        with open(path, "rb") as handle:
+            return hashlib.file_digest(handle, "sha256").hexdigest()[:16]
+    except OSError as error:
+        raise InputError(f"{path}: can't be read: {error.strerror or error}") from None
 
 
 def _spelled(objective: Any) -> str:
