@@ -367,7 +367,10 @@ def test_a_fitted_objective_is_the_same_to_recipes_and_resumes(vectors: str) -> 
 
 def test_another_vocabulary_than_the_models_is_refused(vectors: str) -> None:
     objective = TokenSmoothing(vectors=vectors).fitted(codec_of(NAMES[:-1]))
-    with pytest.raises(InputError, match="knows 8 tokens, but the model scores 9"):
+    with pytest.raises(InputError, match="knows 8 tokens, but one is number 8"):
+        loss_of(objective, toy(), batch_of())
+    objective = TokenSmoothing(vectors=vectors).fitted(codec_of((*NAMES, "more")))
+    with pytest.raises(InputError, match="knows 10 tokens, but the model scores 9"):
         loss_of(objective, toy(), batch_of())
     with pytest.raises(InputError, match="has not read"):
         loss_of(TokenSmoothing(vectors=vectors), toy(), batch_of())
@@ -380,7 +383,7 @@ def test_another_vocabulary_than_the_models_is_refused(vectors: str) -> None:
         ({"tau": math.nan}, "tau must be a number"),
         ({"mix": 1.5}, "mix must lie in"),
         ({"vectors": ""}, "vectors must name a file or be one of uniform, model, co-occurrence"),
-        ({"nearest": 0}, "nearest must be at least 1, not 0"),
+        ({"nearest": 0}, "nearest must be a whole number of at least 1, not 0"),
     ],
 )
 def test_wrong_fields_are_refused(fields: Any, word: str) -> None:

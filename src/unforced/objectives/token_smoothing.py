@@ -162,6 +162,10 @@ class TokenSmoothing:
         if self.vectors == "uniform":
             return self.uniform(tokens, size, symbols, dtype)
         there, found, near = self.compared(model, size, symbols, tokens.device)
+        if near is not None and size > len(near.tokens) <= int(tokens.max()):
+            raise InputError(
+                f"token_smoothing knows {len(near.tokens)} tokens, but one is number {int(tokens.max())}"
+            )
         covered = there[tokens]
         if near is None:
             distinct, tokens = tokens.unique(return_inverse=True)
