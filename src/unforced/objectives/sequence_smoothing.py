@@ -253,9 +253,8 @@ class SequenceSmoothing:
                 )
             outputs, dropped = self.shortened(outputs, around.gold)
             d = distances(self.reward, outputs, around.gold, end, documents)
-            nearer = (
-                d.amin(dim=1, keepdim=True) - d
-            ) / self.tau  # the least d cancels, and any τ is good enough
+            least = d.masked_fill(dropped, torch.inf).amin(dim=1, keepdim=True)
+            nearer = (least - d) / self.tau  # finite for one sample at least, however small τ is
             logs = (nearer - around.log_prob(outputs)).masked_fill(dropped, -torch.inf)
             weights = torch.softmax(logs, dim=1)  # ω ∝ r / q (eq. 11)
             metrics["distance"] = ((weights * d).sum().float(), examples)
