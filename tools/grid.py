@@ -1,10 +1,10 @@
 """Settings of a recipe's variant, chosen on development data: train each of a small grid, and say which was best.
 
-    python tools/grid.py RECIPE VARIANT RUNS --try KEY VALUE... [--try KEY VALUE...] [--seed N]
+    python tools/grid.py RECIPE VARIANT RUNS --try KEY VALUE... [--try KEY VALUE...] [--seed N] [--output TABLE]
 
 Keys and values are those of ``unforced train``. RUNS is the root of ``unforced compare``: variants that the chosen one builds on
 must have been trained there. Runs go to RUNS/RECIPE/grid; finished ones are kept and interrupted ones continued. All that lie there
-are in the table, results/tuning_RECIPE.md, by their best development scores. Test data are never read.
+are in the table, results/tuning_RECIPE.md unless another is named, by their best development scores. Test data are never read.
 """
 
 from __future__ import annotations
@@ -86,6 +86,7 @@ def main() -> int:
         "--try", dest="tried", nargs="+", action="append", default=[], metavar=("KEY", "VALUE")
     )
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--output", type=Path)
     words = parser.parse_args()
     recipe = load(words.recipe)
     folder = words.runs / recipe.name
@@ -96,7 +97,8 @@ def main() -> int:
     except InputError as error:
         print(error, file=sys.stderr)
         return 2
-    (ROOT / "results" / f"tuning_{recipe.name}.md").write_text(table(recipe, folder), encoding="utf-8")
+    output = words.output or ROOT / "results" / f"tuning_{recipe.name}.md"
+    output.write_text(table(recipe, folder), encoding="utf-8")
     return 0
 
 

@@ -70,7 +70,9 @@ def test_every_combination_is_trained_once(recipe: Path, tmp_path: Path, tool: C
     assert scores == sorted(scores)  # a negative log-likelihood: the smallest first
     assert scores == sorted(round((folder.best() or {})["score"], 2) for folder in folders)
     finished = [(folder.path / "finished.json").stat().st_mtime_ns for folder in folders]
-    assert tool("grid", recipe, "continued", runs, *words).main() == 0
+    other = tmp_path / "other.md"
+    assert tool("grid", recipe, "continued", runs, *words, "--output", other).main() == 0
+    assert other.read_text() == (tmp_path / "results" / "tuning_small.md").read_text()
     assert [(folder.path / "finished.json").stat().st_mtime_ns for folder in folders] == finished
 
 
