@@ -121,10 +121,12 @@ def test_a_finished_run_is_only_read(folder: Path) -> None:
 
 
 def test_an_objective_that_can_not_be_fitted_leaves_an_empty_folder(folder: Path) -> None:
-    run = folder / "run"
-    unfit = job(
-        options=Training(**SHORT), objective=TokenSmoothing(vectors="a file")
-    )  # this task has no words
+    run, path = folder / "run", folder / "vectors.txt"
+    unfit = job(options=Training(**SHORT), objective=TokenSmoothing(vectors=str(path)))
+    with pytest.raises(InputError, match="there is no such file"):
+        train(unfit, run, quiet=True)
+    assert not run.exists()
+    path.write_text("a 1 2\n")  # but the letters of this task have no names
     with pytest.raises(InputError, match="word vectors are looked up by name"):
         train(unfit, run, quiet=True)
     assert {path.name for path in run.iterdir()} == {"lock"}
