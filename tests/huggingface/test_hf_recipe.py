@@ -19,10 +19,11 @@ import unforced
 from unforced import recipe as recipes
 from unforced.cli import main
 from unforced.errors import InputError
+from unforced.integrations.vocabulary import TokenizerVocabulary
 from unforced.models.huggingface.codec import TokenizerCodec
 from unforced.models.huggingface.folder import Folder
 from unforced.models.huggingface.spec import HuggingFace, Reading
-from unforced.objectives._vectors import special
+from unforced.objectives._vectors import special, wordless
 from unforced.objectives.sequence_smoothing import SequenceSmoothing
 from unforced.types import Example
 
@@ -267,6 +268,12 @@ def test_what_smoothing_asks_of_a_tokenizer(place: Path) -> None:
     batch = codec.collate([codec.encode(Example("a b", "a b c"))] * 64, range(64))
     outputs = drawn.around(batch, codec.sizes.target).draw(torch.arange(64).unsqueeze(1))
     assert not set(outputs[:, 0, :-1].flatten().tolist()) & wanted
+    unknown = names.index("<unk>")
+    assert wordless(codec) == wanted - {unknown}  # it stands for some word, and may give way to another
+    wrapped = unforced.wrap(tf.AutoModelForSeq2SeqLM.from_pretrained(place / "t5"), tokenizer=codec.tokenizer)
+    assert wordless(TokenizerVocabulary(wrapped, codec.tokenizer)) == wanted - {unknown}
+    codec.tokenizer.unk_token = codec.tokenizer.eos_token  # as GPT-2 has it
+    assert codec.symbols.eos in wordless(codec)
     assert codec.encode(Example("a", "b", ("b",))).references == ()
     assert set(codec.encode(Example("a", "b", ("b", "c"))).references) == {names.index("b"), names.index("c")}
 

@@ -371,6 +371,32 @@ def test_rewards_look_at_what_is_scored() -> None:
     assert float(plain[0, 1]) > 0.1
 
 
+@pytest.mark.parametrize("reward", ["bleu", "cider"])
+def test_rewards_leave_out_special_tokens_of_the_gold(reward: Any) -> None:
+    """A start or a language code, which samples have where the gold has it, is no word that they get right."""
+    names = ("<pad>", "<bos>", "<eos>", "<unk>", "de", "a", "b", "c", "d")
+    known = SimpleNamespace(
+        symbols=SYMBOLS, sizes=Sizes(target=9), token_names=lambda: names, special_ids=frozenset({4})
+    )
+    texts = [[5, 6, 7, 8, 5], [5, 7, 8, 6], [8, 7, 6, 5, 5]]
+
+    def drawn(start: list[int]) -> Any:
+        examples = [Encoded(None, [*start, *ids, 2]) for ids in texts]
+        objective = SequenceSmoothing(reward=reward, tau=0.3, proposal_tau=2.0, samples=6)
+        batch = rows([*start, *texts[0], 2])
+        return objective.fitted(known, examples), batch
+
+    (objective, batch), (plain, bare) = drawn([4]), drawn([])
+    found = objective.draws(model(), batch, model().start(batch), torch.tensor([7]))
+    without = found.outputs[..., 1:]
+    assert set(found.outputs[..., 0].flatten().tolist()) == {4}
+    assert len(without.unique(dim=1)[0]) > 3
+    assert plain.known is not None
+    d = distances(reward, without, bare.gold, 2, plain.known.documents)
+    logs = -d / 0.3 - plain.around(bare, 9).log_prob(without)
+    torch.testing.assert_close(found.weights, logs.softmax(dim=1), rtol=1e-12, atol=0)
+
+
 def test_edit_proposals_refuse_gaps() -> None:
     objective = SequenceSmoothing(reward="edit", proposal="edit", samples=2, tau=0.05)
     with pytest.raises(InputError, match="no other special token and no gap but at their ends"):

@@ -23,6 +23,7 @@ class TokenizerVocabulary:
         known = {int(id) for id in getattr(tokenizer, "all_special_ids", ()) or ()}
         banned = {*wrapped.symbols.banned, *known} - {wrapped.symbols.eos}
         self.symbols = wrapped.symbols._replace(banned=tuple(sorted(banned)))
+        self.unknown_id: int | None = getattr(tokenizer, "unk_token_id", None)
 
     def token_names(self) -> tuple[str, ...]:
         """The name of each id that has a score; those that the tokenizer doesn't know are empty."""

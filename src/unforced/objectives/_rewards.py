@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -28,13 +28,15 @@ class Documents(NamedTuple):
     frequency: Mapping[tuple[int, ...], int]
 
     @classmethod
-    def of(cls, sequences: Iterable[Sequence[int]], end: int | None) -> Documents:
-        """Counted in sequences of ids, each a document, without their end symbols.
+    def of(
+        cls, sequences: Iterable[Sequence[int]], end: int | None, without: Collection[int] = ()
+    ) -> Documents:
+        """Counted in sequences of ids, each a document, without their end symbols and the ids ``without``.
 
         >>> Documents.of([[3, 4, 2], [3, 5, 2], [3, 4, 3, 4, 2]], end=2)
         Documents(number=3, frequency={(3,): 3, (4,): 2, (3, 4): 2})
         """
-        lists = [[id for id in ids if id != end] for ids in sequences]
+        lists = [[id for id in ids if id != end and id not in without] for ids in sequences]
         row = np.asarray(
             list(itertools.chain.from_iterable(lists)), dtype=np.int64
         )  # all of them, one behind another
@@ -123,9 +125,15 @@ def cider_cost(gold: list[int], documents: Documents) -> Callable[[list[int]], f
 
 
 def distances(
-    kind: Reward, outputs: Tensor, gold: Tensor, end: int | None, documents: Documents | None = None
+    kind: Reward,
+    outputs: Tensor,
+    gold: Tensor,
+    end: int | None,
+    documents: Documents | None = None,
+    without: Collection[int] = (),
 ) -> Tensor:
-    """d(y, y*) [B,L] in float64 of outputs [B,L,W] and gold [B,T], with ``END`` behind them, the end symbol at their ends left out:
+    """d(y, y*) [B,L] in float64 of outputs [B,L,W] and gold [B,T], with ``END`` behind them. The end symbol at their ends is left
+    out, and so are the ids ``without``, which are no words:
 
     - ``hamming``: at how many positions they differ, those that only the longer one has among them;
     - ``edit``: how many insertions, deletions and substitutions it takes;
@@ -139,7 +147,7 @@ def distances(
         "cider": lambda gold: cider_cost(gold, documents),  # type: ignore[arg-type]
     }
     made, right_ones = (
-        [_unended(row, end) for row in as_lists(some)] for some in (outputs.flatten(0, 1), gold)
+        [_words(row, end, without) for row in as_lists(some)] for some in (outputs.flatten(0, 1), gold)
     )
     found, count = [], outputs.shape[1]
     for example, right in enumerate(right_ones):
@@ -152,8 +160,9 @@ def distances(
     return torch.tensor(found, dtype=torch.float64, device=outputs.device).view(outputs.shape[:2])
 
 
-def _unended(tokens: list[int], end: int | None) -> list[int]:
-    return tokens[:-1] if tokens and tokens[-1] == end else tokens
+def _words(tokens: list[int], end: int | None, without: Collection[int]) -> list[int]:
+    tokens = tokens[:-1] if tokens and tokens[-1] == end else tokens
+    return [id for id in tokens if id not in without]
 
 
 def _hamming(gold: list[int], output: list[int]) -> int:

@@ -60,7 +60,8 @@ def reserved(codec: Any) -> dict[int, str]:
 
 
 def wordless(codec: Any) -> frozenset[int]:
-    """The ids that hold no word's place: ``special`` ones but the unknown word, which stands for some word.
+    """The ids that hold no word's place: ``special`` ones but the unknown word, which stands for some word. A codec whose tokenizer
+    has a name of its own for that says by ``unknown_id`` which it is; where it also pads, starts or ends outputs, it is no word.
 
     >>> from types import SimpleNamespace
     >>> from unforced.types import Symbols
@@ -69,7 +70,11 @@ def wordless(codec: Any) -> frozenset[int]:
     >>> sorted(wordless(codec))
     [0, 1, 2]
     """
-    return special(codec) - {id for id, name in reserved(codec).items() if name == UNKNOWN}
+    symbols = codec.symbols
+    unknown = {id for id, name in reserved(codec).items() if name == UNKNOWN}
+    return special(codec) - (
+        (unknown | {getattr(codec, "unknown_id", None)}) - {symbols.pad, symbols.bos, symbols.eos}
+    )
 
 
 def unused(codec: Any) -> frozenset[int]:

@@ -39,8 +39,8 @@ CROWDED = 1.0  # weight of one more insertion from which on edited outputs are a
 
 
 class Known(NamedTuple):
-    """What a fitted objective knows: the vocabulary's size, ids that are no words, which of them stay in their places where
-    the gold has them, and CIDEr's document frequencies."""
+    """What a fitted objective knows: the vocabulary's size, ids that are no words, which of them beside the end symbol stay in
+    their places where the gold has them, and CIDEr's document frequencies."""
 
     size: int
     special: frozenset[int]
@@ -172,16 +172,17 @@ class SequenceSmoothing:
             raise InputError(
                 'no training example has references beside its target, so vocabulary "references" would be the target\'s own tokens'
             )
-        known = special(codec)
+        known, fixed = special(codec), wordless(codec) - {codec.symbols.eos}
         crowd = self.crowd(codec.sizes.target - len(known)) if self.vocabulary == "all" else None
         if crowd is not None:
             raise InputError(crowd)
         if self.reward == "cider":
             if not examples:
                 raise InputError("CIDEr counts n-grams in training examples, and none were given")
-            documents = Documents.of((example.target for example in examples), codec.symbols.eos)
+            targets = (example.target for example in examples)
+            documents = Documents.of(targets, codec.symbols.eos, fixed)
         fitted = copy.copy(self)
-        object.__setattr__(fitted, "known", Known(codec.sizes.target, known, wordless(codec), documents))
+        object.__setattr__(fitted, "known", Known(codec.sizes.target, known, fixed, documents))
         return fitted
 
     def crowd(self, tokens: int) -> str | None:
@@ -246,13 +247,13 @@ class SequenceSmoothing:
         examples = torch.tensor(float(len(batch)), device=keys.device)
         end, metrics = batch.symbols.eos, Metrics()
         if self.weighed:
-            documents = None if self.known is None else self.known.documents
+            documents, without = (None, ()) if self.known is None else (self.known.documents, self.known.fixed)
             if self.reward == "cider" and documents is None:
                 raise InputError(
                     "sequence_smoothing has counted no n-grams for CIDEr yet: call fitted(codec, examples)"
                 )
             outputs, dropped = self.shortened(outputs, around.gold)
-            d = distances(self.reward, outputs, around.gold, end, documents)
+            d = distances(self.reward, outputs, around.gold, end, documents, without)
             least = d.masked_fill(dropped, torch.inf).amin(dim=1, keepdim=True)
             nearer = (least - d) / self.tau  # finite for one sample at least, however small τ is
             logs = (nearer - around.log_prob(outputs)).masked_fill(dropped, -torch.inf)

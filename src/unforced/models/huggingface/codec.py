@@ -155,6 +155,12 @@ class TokenizerCodec:
         """The ids that the tokenizer keeps for other things than text."""
         return frozenset(int(id) for id in self.tokenizer.all_special_ids)
 
+    @property
+    def unknown_id(self) -> int | None:
+        """The id that stands for words which the tokenizer doesn't know, if there is one."""
+        found: int | None = self.tokenizer.unk_token_id
+        return found
+
     def to_json(self) -> dict[str, Any]:
         return {
             "path": self.folder.path,
