@@ -1,7 +1,8 @@
 """Sides that take turns, and the ratio of their speeds.
 
 A figure here is a ratio of two programs on one machine. The machine's speed drifts, so the two are measured in turn
-(A B A B …) and each round gives one ratio; the median of the rounds is the figure, their range its spread.
+(A B A B …) and each round gives one ratio; the median of the rounds is the figure, their range its spread, and how sure
+the median is can be read off its interval.
 """
 
 from __future__ import annotations
@@ -139,10 +140,18 @@ def interleave(
 
 
 def ratio(top: Sequence[float], bottom: Sequence[float]) -> dict[str, float]:
-    """The median of the rounds' ratios with the smallest and the largest of them."""
+    """The median of the rounds' ratios with its 95 % interval, and the smallest and the largest of them.
+
+    The interval is read off their order, so it holds whatever the noise is like; fewer than six rounds have none.
+    """
+    from scipy.stats import quantile_test
+
     values = [a / b for a, b in zip(top, bottom, strict=True)]
+    sure = quantile_test(values, p=0.5).confidence_interval(0.95)
+    interval = {"sure_low": float(sure.low), "sure_high": float(sure.high)} if sure.low == sure.low else {}
     return {
         "median": statistics.median(values),
+        **interval,
         "low": min(values),
         "high": max(values),
         "rounds": len(values),

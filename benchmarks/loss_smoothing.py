@@ -19,7 +19,7 @@ def run(*, quick: bool, threads: int) -> dict:
     torch.set_num_threads(threads)
     torch.set_flush_denormal(True)
     data = corpus.prepare(WORK)
-    updates, rounds = (QUICK, 3) if quick else (UPDATES, 15)
+    updates, rounds = (QUICK, 15) if quick else (UPDATES, 100)
     pairs = [data.ids("grouped")[corpus.BATCH * i : corpus.BATCH * (i + 1)] for i in range(0, 400, 80)]
     batches = [batch(each) for each in pairs]
     rows = []
@@ -31,7 +31,7 @@ def run(*, quick: bool, threads: int) -> dict:
         "settings": {
             "models": f"LSTM 256 with Bahdanau attention and Transformer 3+3, 256 wide, {data.vocabulary} pieces,"
             f" {updates} and {updates // 3} updates of cross-entropy before, float32, dropout on",
-            "data": f"{data.name}, {len(batches)} batches of {corpus.BATCH} pairs of similar length a turn",
+            "data": f"{data.name}, {len(batches)} batches of {corpus.BATCH} pairs of similar length, one of them a turn",
             "token smoothing": f"co-occurrence vectors, the nearest {_token().nearest} words, α 0.5; the model's own vectors change"
             " with every update, so words near those of the batch are looked up at each",
             "sequence smoothing": "Hamming, V_sub the batch's tokens, one sample, fed instead of the gold (α 1)",
@@ -65,9 +65,9 @@ def _updates(model, data: corpus.Corpus, batches: list, rounds: int, title: str)
         "token and sequence": (TokenSequenceSmoothing(token, one), BOTH),
     }
     codec, examples = _codec(data)
-    turns = {"maximum likelihood": update(model, CrossEntropy(), batches)}
+    turns = {"maximum likelihood": update(model, CrossEntropy(), batches, apart=True)}
     for name, (objective, _) in wishes.items():
-        turns[f"{title}, {name}"] = update(model, objective.fitted(codec, examples), batches)
+        turns[f"{title}, {name}"] = update(model, objective.fitted(codec, examples), batches, apart=True)
     times = interleave(turns, rounds, unit="ms/update")
     return [
         cost(f"{title}, {name}", "maximum likelihood", times, "maximum likelihood", target)

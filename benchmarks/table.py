@@ -7,8 +7,8 @@ from pathlib import Path
 
 HEADER = """# Results
 
-Written by `python benchmarks/run.py`; don't edit. A ratio is the median of its rounds, in brackets the smallest and
-the largest round. What is compared with what, and how, is in [benchmarks/README.md](../README.md).
+Written by `python benchmarks/run.py`; don't edit. A ratio is the median of its rounds, in square brackets (newer results
+have them) the median's 95 % interval, in round ones the smallest and the largest round. What is compared with what, and how, is in [benchmarks/README.md](../README.md).
 """
 
 
@@ -44,6 +44,8 @@ def _section(result: dict) -> str:
 
 def _line(row: dict) -> str:
     measured = f"{row['median']:.3g}"
+    if "sure_low" in row:
+        measured += f" [{row['sure_low']:.3g}, {row['sure_high']:.3g}]"
     if "low" in row:
         measured += f" ({row['low']:.3g} to {row['high']:.3g}, {row['rounds']} rounds)"
     if "absolute" in row:

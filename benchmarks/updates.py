@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import statistics
 import time
 from collections.abc import Callable
@@ -10,8 +11,11 @@ from collections.abc import Callable
 from harness import ratio, row
 
 
-def update(model, objective, batches: list, *, dropout: bool = True) -> Callable[[], float]:
-    """A turn: an update on each batch; milliseconds an update."""
+def update(
+    model, objective, batches: list, *, dropout: bool = True, apart: bool = False
+) -> Callable[[], float]:
+    """A turn: an update on each batch; milliseconds an update. With ``apart`` a turn is one update, on the next batch:
+    what else the machine does then spoils a few of many ratios, and small differences can be told."""
     import torch
 
     from unforced.types import Progress
@@ -20,13 +24,16 @@ def update(model, objective, batches: list, *, dropout: bool = True) -> Callable
     optimizer = torch.optim.AdamW(mine.parameters(), lr=1e-7, fused=True)
     rng = torch.Generator().manual_seed(1)
 
+    groups = itertools.cycle([[each] for each in batches] if apart else [batches])
+
     def turn() -> float:
+        group = next(groups)
         begin = time.perf_counter()
-        for each in batches:
+        for each in group:
             objective(mine, each, progress=Progress(), rng=rng).mean.backward()
             optimizer.step()
             optimizer.zero_grad()
-        return 1000 * (time.perf_counter() - begin) / len(batches)
+        return 1000 * (time.perf_counter() - begin) / len(group)
 
     return turn
 
