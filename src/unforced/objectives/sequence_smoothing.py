@@ -247,7 +247,9 @@ class SequenceSmoothing:
         examples = torch.tensor(float(len(batch)), device=keys.device)
         end, metrics = batch.symbols.eos, Metrics()
         if self.weighed:
-            documents, without = (None, ()) if self.known is None else (self.known.documents, self.known.fixed)
+            documents, without = (
+                (None, ()) if self.known is None else (self.known.documents, self.known.fixed)
+            )
             if self.reward == "cider" and documents is None:
                 raise InputError(
                     "sequence_smoothing has counted no n-grams for CIDEr yet: call fitted(codec, examples)"
