@@ -40,7 +40,7 @@ ALLOWED = {
     "catalogue": {"errors", "schema"},
     "describe": {"errors", "schema", "catalogue", "recipe"},
     "recipe": {"errors", "schema", "trees", "catalogue", "training.options", "types"},
-    "earlier": {"recipe"},
+    "earlier": {"recipe", "errors"},
     "graded": {"metrics", "training.files"},
     "sampled": {"energy", "graded"},
 }  # fmt: skip

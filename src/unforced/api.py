@@ -78,6 +78,7 @@ def train(
     chosen = recipes.load(recipe, overrides, None if variant is None else [variant])
     single = chosen.single(variant, seed)
     folder = run_folder(RUNS, single) if run is None else Path(run)
+    earlier.check(single, folder.parent, single.seeds[0])
     run_job(
         job(earlier.placed(single, folder.parent, single.seeds[0])),
         folder,

@@ -11,6 +11,7 @@ from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from unforced.errors import InputError
 from unforced.recipe import Recipe
 
 VARIANT = "variant:"
@@ -35,6 +36,16 @@ def placed(recipe: Recipe, folder: Path, seed: int) -> Recipe:
     if changed:
         objective = replace(objective, **changed)
     return replace(recipe, training=training, objective=objective)
+
+
+def check(recipe: Recipe, folder: Path, seed: int) -> None:
+    """Raise ``InputError`` if a variant that this one builds on has not been trained in ``folder`` yet."""
+    for name in needed(recipe):
+        if not (folder / f"{name}-{seed}" / "run.json").is_file():
+            raise InputError(
+                f"{recipe.name}: variant {recipe.baseline} builds on variant {name} with seed {seed}, which is not in {folder} yet: "
+                f"train that first, or let compare train both"
+            )
 
 
 def spelt(recipe: Recipe, like: Recipe, runs: Collection[str]) -> Recipe:

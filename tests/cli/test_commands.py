@@ -80,6 +80,10 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         (["train", "pairs", "--variant", "x"], 'the recipe has no variants, so there is no "x" among them'),
         (["train", "pairs", "task.train=."], "task.train wants a file, and . is a folder"),
         (["train", "g2p", "training.warm_start=absent"], "absent: is not a run folder"),
+        (
+            ["train", "captions_smoothing", "--variant", "token"],
+            "variant token builds on variant mle with seed 1, which is not in runs/captions_smoothing yet",
+        ),
         (["evaluate", "absent"], "absent: is not a run folder"),
         (["evaluate", "absent", "--split", "tset"], 'Did you mean "test"?'),
         (["decode", "absent"], "absent: is not a run folder"),

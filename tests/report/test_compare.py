@@ -20,6 +20,7 @@ from unforced.errors import InputError
 from unforced.recipe import Recipe, load
 from unforced.significance import paired_test
 from unforced.tasks.pairs import Pairs
+from unforced.training.identity import file_digest
 
 HEAD = """
 name = "{name}"
@@ -358,12 +359,20 @@ def test_an_objective_learns_from_the_run_of_a_variant(write: Write, tmp_path: P
     assert again.teachers["taught-2"] == str(tmp_path / "runs/toy/cross_entropy-2")  # as the run has it
     taught = 'name = "kl_projection", teacher = "variant:cross_entropy"'
     vectors = 'name = "token_smoothing", vectors = "{}/glove.npz"'
-    first, moved_file = (write(TAUGHT.replace(taught, vectors.format(place)) + SMOOTHED) for place in "ab")
+    places = [tmp_path / name for name in "ab"]
+    for place in places:
+        place.mkdir()
+        (place / "glove.npz").write_text("numbers")
+    first, moved_file = (write(TAUGHT.replace(taught, vectors.format(place)) + SMOOTHED) for place in places)
     Stub().compare([first], tmp_path / "smoothed")
-    with pytest.raises(InputError, match=r"objective.vectors is a/glove.npz in the run and b/glove.npz now"):
+    with pytest.raises(
+        InputError, match=r"objective.vectors is \S+/a/glove.npz in the run and \S+/b/glove.npz now"
+    ):
         Stub().compare([moved_file], tmp_path / "smoothed")
     other = write(TAUGHT.replace("variant:cross", "variant:cros") + SMOOTHED)
-    with pytest.raises(InputError, match='taught builds on "cros_entropy", which is not among the variants'):
+    with pytest.raises(
+        InputError, match='taught builds on "cros_entropy", which is not among those to compare'
+    ):
         Stub().compare([other], tmp_path / "other")
     with pytest.raises(InputError, match="circle: taught"):
         Stub().compare(
@@ -449,6 +458,33 @@ def test_bins_of_lengths_hold_all_examples() -> None:
 @pytest.mark.parametrize("answers", [[], ["a b"] * 100, ["a", "bb"] * 5, ["[[1, 2], [3, 4]]"] * 100])
 def test_some_answers_have_no_bins(answers: list[str]) -> None:
     assert length_bins(answers) == ((), [], "")
+
+
+@pytest.mark.usefixtures("no_page")
+def test_files_of_objectives_are_looked_at_before_anything_is_trained(write: Write, tmp_path: Path) -> None:
+    """A missing one, and one that has changed since a run was made: its score and those of new runs would not belong together."""
+    path = tmp_path / "vectors.txt"
+    near = f'[[variants]]\nname = "near"\nobjective = {{ name = "token_smoothing", vectors = "{path}" }}\n'
+    recipe, stub = write(near), Stub()
+    with pytest.raises(InputError, match=r"near: \S+vectors.txt: there is no such file"):
+        stub.compare([recipe], tmp_path / "runs")
+    assert stub.trained == []
+    assert not (tmp_path / "runs").exists()
+    path.write_text("a 1 0\n")
+    stub.compare([recipe], tmp_path / "runs")
+    assert len(stub.trained) == 4
+    for seed in (1, 2):
+        run = tmp_path / "runs" / "toy" / f"near-{seed}" / "run.json"
+        run.write_text(
+            json.dumps(json.loads(run.read_text()) | {"facts": {"file vectors.txt": file_digest(path)}})
+        )
+    stub.compare([recipe], tmp_path / "runs")
+    path.write_text("a 0 1\n")
+    with pytest.raises(InputError, match=r"near-1: was made with another content of vectors\.txt"):
+        stub.compare([recipe], tmp_path / "runs")
+    path.unlink()  # nothing is left to train
+    stub.compare([recipe], tmp_path / "runs")
+    assert len(stub.trained) == 4
 
 
 def test_data_that_is_missing_is_told_of_before_there_is_a_folder(write: Write, tmp_path: Path) -> None:

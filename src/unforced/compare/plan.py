@@ -69,7 +69,7 @@ def order(recipe: Recipe) -> list[str]:
         for source in needs:
             if source not in names:
                 raise InputError(
-                    f'{recipe.name}: variant {name} builds on "{source}", which is not among the variants; {nearest(source, names)}'
+                    f'{recipe.name}: variant {name} builds on "{source}", which is not among those to compare; {nearest(source, names)}'
                 )
     placed: list[str] = []
     while len(placed) < len(names):
@@ -96,6 +96,27 @@ def check_folders(planned: Sequence[Planned]) -> None:
             raise InputError(
                 f"{run.folder}: was made with a different recipe: {'; '.join(changes)}; choose another root, or remove the run"
             )
+
+
+def check_files(planned: Sequence[Planned]) -> None:
+    """Refuse objectives whose files are missing, and runs that were made with another content of theirs."""
+    from unforced.training.identity import file_digest, files
+
+    for run in planned:
+        folder = RunFolder(run.folder)
+        made = folder.info().get("facts", {}) if folder.exists() else {}
+        try:
+            found = {f"file {path.name}": file_digest(path) for path in files(run.recipe.objective)}
+        except InputError as error:
+            if folder.exists() and folder.finished() is not None:
+                continue  # what it has learnt from them stays
+            raise InputError(f"{run.label}: {error}") from None
+        for name in found.keys() & made.keys():
+            if found[name] != made[name]:
+                raise InputError(
+                    f"{run.folder}: was made with another content of {name.removeprefix('file ')}; choose another root, "
+                    "or remove the run"
+                )
 
 
 def check_references(planned: Sequence[Planned]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from unforced import earlier
 from unforced.compare.judge import judge
-from unforced.compare.plan import Planned, check_folders, check_references, plan
+from unforced.compare.plan import Planned, check_files, check_folders, check_references, plan
 from unforced.comparison import Comparison, RunState, State
 from unforced.errors import InputError
 from unforced.recipe import Recipe, load
@@ -57,6 +57,7 @@ def compare(
     train, score = train or train_run, score or score_run
     planned = plan(recipes, Path(root))
     check_folders(planned)
+    check_files(planned)
     check_references(planned)
     display = Display(quiet)
     record = Record(recipes, planned, Path(root), command)
