@@ -19,8 +19,9 @@ import pytest
 
 from unforced.errors import InputError
 from unforced.report import write_report, write_tables
+from unforced.report.page import measured
 from unforced.report.pictures import png, read_picture
-from unforced.report.runs import read_runs
+from unforced.report.runs import read_run, read_runs
 from unforced.report.summary import summarize
 
 Make = Callable[..., Path]
@@ -148,6 +149,24 @@ def test_losses_of_different_methods_are_not_called_comparable(make_run: Make, t
     runs = [make_run("a", 1), make_run("b", 1, nll=False)]
     page = Page(write_report(runs, tmp_path / "report.html").read_text())
     assert "training loss (of each method)" in page.text
+
+
+def test_what_objectives_measured_is_told(make_run: Make, tmp_path: Path) -> None:
+    """At the end of training, the mean over seeds, for those variants that measure it."""
+    runs = [make_run("plain", 1), make_run("near", 1), make_run("near", 2)]
+    for run, moved in zip(runs[1:], (0.25, 0.5)):
+        lines = (run / "metrics.jsonl").read_text().splitlines()
+        events = [json.loads(line) for line in lines]
+        for event in events:
+            if event["kind"] == "train":
+                event |= {"moved": moved if event["step"] == 100 else 9.0, "seconds": 3.0}
+        (run / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    read = [read_run(run) for run in runs]
+    assert measured(read, ["plain", "near"]) == (["moved"], [["plain", "–"], ["near", "0.375"]])
+    assert measured(read[:1], ["plain"]) is None
+    page = write_report(runs, tmp_path / "page.html").read_text()
+    assert "What the objectives measured" in page
+    assert ">0.375<" in page
 
 
 def test_a_run_without_scores_still_has_curves(make_run: Make, tmp_path: Path) -> None:

@@ -18,6 +18,14 @@ from unforced.tables import comparison_markdown, comparison_notes, comparison_ta
 from unforced.training.files import replace_bytes
 
 AXES = ("kind", "step", "epoch")  # keys of an event that are no measurement
+APART = (
+    *AXES,
+    "loss",
+    "nll",
+    "learning_rate",
+    "tokens",
+    "seconds",
+)  # those that are drawn, or tell nothing of a method
 
 
 def write_report(runs: Sequence[Path], output: Path) -> Path:
@@ -90,6 +98,7 @@ def section(runs: Sequence[Run], comparison: Comparison | None, *, prefix: str) 
         "colours": {variant: i % COLOURS for i, variant in enumerate(variants)},
         "what_differs": what_differs(runs, variants),
         "curves": [Markup(svg) for svg in learning_curves(runs, variants, prefix)],
+        "measured": measured(runs, variants),
         "by_length": [(title, Markup(svg)) for title, svg in length_curves(comparison, variants, prefix)],
         "galleries": galleries(runs, variants, comparison.split, measure),
         "progress": [_progress(run, comparison) for run in runs],
@@ -116,6 +125,20 @@ def learning_curves(runs: Sequence[Run], variants: Sequence[str], prefix: str = 
     if any(curve.steps for curve in dev):
         figures.append(plot(dev, variants, x="updates", y=f"development {metric}", name=f"{prefix}dev"))
     return figures
+
+
+def measured(runs: Sequence[Run], variants: Sequence[str]) -> tuple[list[str], list[list[str]]] | None:
+    """What objectives reported at the last log line of training, a row for each variant, means over its runs."""
+    ends = [(run.label, run.train[-1]) for run in runs if run.train]
+    keys = list(dict.fromkeys(key for _, event in ends for key in event if key not in APART))
+    if not keys:
+        return None
+    rows = []
+    for variant in variants:
+        mine = [event for label, event in ends if label == variant]
+        found = [[event[key] for event in mine if isinstance(event.get(key), int | float)] for key in keys]
+        rows.append([variant, *(f"{sum(some) / len(some):.4g}" if some else "–" for some in found)])
+    return keys, rows
 
 
 def length_curves(comparison: Comparison, variants: Sequence[str], prefix: str = "") -> list[tuple[str, str]]:

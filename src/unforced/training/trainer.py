@@ -206,12 +206,15 @@ class Trainer:
 
     def _log_window(self, rate: float) -> None:
         state = self.state
-        event = {"kind": "train", "step": state.step, "epoch": self.epochs(), **means(state.window)}
+        measured = means(state.window)
+        event = {"kind": "train", "step": state.step, "epoch": self.epochs(), **measured}
         event |= {"learning_rate": rate, "tokens": state.tokens, "seconds": state.seconds}
         state.window = {}
         if self.logs is not None:
             self.logs.event(event)
-        self.display.log(f"step {state.step} of {self.total}: loss {event['loss']:.4f}, {self._speed()}")
+        told = [f"{name} {mean:.4g}" for name, mean in measured.items() if name not in ("loss", "nll")]
+        loss = f"loss {measured['loss']:.4f}"
+        self.display.log(f"step {state.step} of {self.total}: {', '.join([loss, *told, self._speed()])}")
 
     def _speed(self) -> str:
         return f"{self.state.tokens / max(self.state.seconds, 1e-9):,.0f} tokens/s"
