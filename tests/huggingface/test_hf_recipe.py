@@ -272,10 +272,41 @@ def test_what_smoothing_asks_of_a_tokenizer(place: Path) -> None:
     assert wordless(codec) == wanted - {unknown}  # it stands for some word, and may give way to another
     wrapped = unforced.wrap(tf.AutoModelForSeq2SeqLM.from_pretrained(place / "t5"), tokenizer=codec.tokenizer)
     assert wordless(TokenizerVocabulary(wrapped, codec.tokenizer)) == wanted - {unknown}
+    flagged = HuggingFace(path=str(place / "t5")).codec()
+    flagged.tokenizer.add_tokens(
+        [tokenizers.AddedToken("to", special=True)]
+    )  # without a role, as chat models' turns are
+    turn = {names.index("to")}
+    assert special(flagged) == special(TokenizerVocabulary(wrapped, flagged.tokenizer)) == wanted | turn
     codec.tokenizer.unk_token = codec.tokenizer.eos_token  # as GPT-2 has it
     assert codec.symbols.eos in wordless(codec)
     assert codec.encode(Example("a", "b", ("b",))).references == ()
     assert set(codec.encode(Example("a", "b", ("b", "c"))).references) == {names.index("b"), names.index("c")}
+
+
+def test_references_are_read_as_targets_are(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some tokenizers, such as Marian's, have other pieces for targets than for sources."""
+    codec = HuggingFace(path=str(place / "t5")).codec()
+    plain = codec.tokenizer
+
+    class TwoModes:
+        def __call__(self, text: str | None = None, *, text_target: str | None = None, **rest: Any) -> Any:
+            if text_target is None:
+                return plain(text, **rest)
+            return plain(text_target.translate(str.maketrans("abc", "def")), **rest)
+
+        def __len__(self) -> int:
+            return len(plain)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(plain, name)
+
+    monkeypatch.setattr(codec, "tokenizer", TwoModes())
+    found = codec.encode(Example("a", "b", ("b", "c a")))
+    names = codec.token_names()
+    assert found.source.tolist() == [names.index("a"), 2]
+    assert found.target == [names.index("e"), 2]
+    assert set(found.references) == {names.index(name) for name in "def"}
 
 
 def test_complaints(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from trainer_cases import (
 import unforced
 from unforced.errors import InputError
 from unforced.integrations.examples import numbered
+from unforced.integrations.vocabulary import LabelledExamples
 from unforced.models.huggingface import batch
 from unforced.types import Batch, Loss, Progress
 
@@ -374,6 +376,20 @@ def test_data_sets_that_stream(tmp_path: Path) -> None:
     assert len(losses(counted)) == 2
     with pytest.raises(InputError, match="no training example has references"):
         made(vocabulary="references")
+
+
+def test_data_sets_that_do_not_say_where_they_end() -> None:
+    """A data set need have no more than a length and items."""
+
+    class Endless(torch.utils.data.Dataset):  # type: ignore[type-arg]
+        def __len__(self) -> int:
+            return 5
+
+        def __getitem__(self, number: int) -> dict[str, list[int]]:
+            return {"labels": [4 + number % 3, EOS]}
+
+    found = [example.target for example in itertools.islice(LabelledExamples(Endless()), 9)]
+    assert found == [[4, EOS], [5, EOS], [6, EOS], [4, EOS], [5, EOS]]
 
 
 def test_costs_that_name_tokens_ask_the_tokenizer(tmp_path: Path) -> None:

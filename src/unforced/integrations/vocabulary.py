@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from unforced.models.huggingface.specials import special_ids
 from unforced.models.huggingface.tokens import WrappedModel
 from unforced.types import Encoded, Sizes
 
@@ -20,8 +21,7 @@ class TokenizerVocabulary:
         self.size = scored_tokens(wrapped)
         self.sizes = Sizes(self.size, self.size)
         self.tokenizer = tokenizer
-        known = {int(id) for id in getattr(tokenizer, "all_special_ids", ()) or ()}
-        banned = {*wrapped.symbols.banned, *known} - {wrapped.symbols.eos}
+        banned = {*wrapped.symbols.banned, *special_ids(tokenizer)} - {wrapped.symbols.eos}
         self.symbols = wrapped.symbols._replace(banned=tuple(sorted(banned)))
         self.unknown_id: int | None = getattr(tokenizer, "unk_token_id", None)
 
@@ -52,7 +52,9 @@ class LabelledExamples(Sequence[Encoded]):
         return encoded(self.dataset[number])
 
     def __iter__(self) -> Iterator[Encoded]:
-        return map(encoded, self.dataset)
+        if hasattr(self.dataset, "__iter__"):
+            return map(encoded, self.dataset)
+        return (self[i] for i in range(len(self)))  # what has items need not say where they end
 
 
 def encoded(item: Any) -> Encoded:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch import Tensor
 from unforced.errors import InputError
 from unforced.models.huggingface.batches import IGNORED, causal_batch, masked_batch
 from unforced.models.huggingface.folder import Folder
-from unforced.models.huggingface.specials import Specials, decoder_symbols, masked_symbols
+from unforced.models.huggingface.specials import Specials, decoder_symbols, masked_symbols, special_ids
 from unforced.types import Batch, Encoded, Example, Sizes
 
 Kind = Literal["encoder_decoder", "causal", "masked"]
@@ -59,7 +60,7 @@ class TokenizerCodec:
     def encode(self, example: Example) -> Encoded:
         target = [] if example.target is None else self._target(example.target)
         answers = () if set(example.references) <= {example.target} else example.references
-        references = sorted({id for text in answers for id in self._ids(text, self.longest[1], False)})
+        references = sorted({id for text in answers for id in self._answer(text)})
         if self.kind == "masked":
             if example.source is not None:
                 raise InputError(
@@ -97,6 +98,12 @@ class TokenizerCodec:
             ids = ids[len(given) :] if given and ids[: len(given)] == given else ids
         eos = self.symbols.eos
         return ids if eos is None or ids[-1:] == [eos] else [*ids, eos]
+
+    def _answer(self, text: str) -> list[int]:
+        """The ids of one more target, without special ones."""
+        if self.kind != "encoder_decoder":
+            return self._ids(text, self.longest[1], False)
+        return [id for id in self._labels(text) if id not in self.special_ids]
 
     def _labels(self, text: str) -> list[int]:
         cut = {} if self.longest[1] is None else {"truncation": True, "max_length": self.longest[1]}
@@ -150,10 +157,10 @@ class TokenizerCodec:
         names = ["" if name is None else str(name) for name in names]
         return (*names, *[""] * (self.sizes.target - len(names)))
 
-    @property
+    @cached_property
     def special_ids(self) -> frozenset[int]:
         """The ids that the tokenizer keeps for other things than text."""
-        return frozenset(int(id) for id in self.tokenizer.all_special_ids)
+        return special_ids(self.tokenizer)
 
     @property
     def unknown_id(self) -> int | None:

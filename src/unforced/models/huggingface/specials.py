@@ -10,11 +10,19 @@ from unforced.models.huggingface.parts import is_encoder_decoder, named
 from unforced.types import Symbols
 
 
+def special_ids(tokenizer: Any) -> frozenset[int]:
+    """The ids that a tokenizer, or its absence, keeps for other things than text: those with a role, and all that are flagged so."""
+    named = getattr(tokenizer, "all_special_ids", None) or ()
+    added = getattr(tokenizer, "added_tokens_decoder", None) or {}
+    return frozenset(map(int, named)) | {int(id) for id, token in added.items() if token.special}
+
+
 class Specials:
     """Looks token ids up: the tokenizer knows best, then the generation settings, then the configuration."""
 
     def __init__(self, model: Any, tokenizer: Any = None) -> None:
         text = getattr(model.config, "get_text_config", None)
+        self.tokenizer = tokenizer
         places = [tokenizer, getattr(model, "generation_config", None)]
         self.places = [*places, text(decoder=True) if text else None, model.config]
 
@@ -97,8 +105,9 @@ def masked_symbols(
         )
     pad = known("pad_token_id") if pad is None else pad
     pad = 0 if pad is None else pad
-    names = ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "all_special_ids")
+    names = ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
     special = {pad, mask, *banned, *(number for name in names for number in known.all(name))}
+    special |= special_ids(known.tokenizer)
     bos = known("cls_token_id")
     bos = known("bos_token_id") if bos is None else bos
     return Symbols(pad=pad, bos=pad if bos is None else bos, eos=None, banned=tuple(sorted(special))), mask
