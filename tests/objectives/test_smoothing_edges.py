@@ -25,7 +25,7 @@ from unforced.objectives.label_smoothing import LabelSmoothing
 from unforced.objectives.sequence_smoothing import SequenceSmoothing
 from unforced.objectives.token_sequence_smoothing import TokenSequenceSmoothing
 from unforced.objectives.token_smoothing import TokenSmoothing
-from unforced.types import Batch, Encoded, Loss, Progress, Sizes, Symbols
+from unforced.types import Batch, Encoded, Example, Loss, Progress, Sizes, Symbols
 
 SYMBOLS = Symbols(pad=0, bos=1, eos=2, banned=(0, 1))
 SIZE = 8
@@ -87,9 +87,7 @@ def test_edit_proposals_refuse_several_ends_and_crowds() -> None:
 @pytest.mark.parametrize("vocabulary", ["batch", "references"])
 def test_edit_proposals_from_many_tokens_of_a_batch_warn(vocabulary: Any) -> None:
     fields: dict[str, Any] = {"reward": "edit", "proposal": "edit", "samples": 2, "vocabulary": vocabulary}
-    with pytest.warns(
-        UserWarning, match=r"from 3 tokens would be mostly insertions: take a proposal_tau below 0\.910"
-    ):
+    with pytest.warns(UserWarning, match=r"mostly insertions at this temperature"):
         loss_of(SequenceSmoothing(**fields, tau=2.0), model(), rows([5, 6, 3, 2]))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -397,6 +395,49 @@ def test_rewards_leave_out_special_tokens_of_the_gold(reward: Any) -> None:
     torch.testing.assert_close(found.weights, logs.softmax(dim=1), rtol=1e-12, atol=0)
 
 
+def test_edit_proposals_from_too_many_tokens_are_refused_unfitted_as_well() -> None:
+    objective = SequenceSmoothing(reward="edit", proposal="edit", samples=2, tau=1.0)
+    with pytest.raises(InputError, match="would be mostly insertions"):
+        loss_of(objective, model(), rows([5, 6, 2]))
+
+
+@pytest.mark.parametrize("level", ["token", "both"])
+def test_a_batch_without_scored_tokens_and_ids_beyond_the_vocabulary(level: str) -> None:
+    names = ("<pad>", "<bos>", "<eos>", "a", "b", "c")  # two less than the model scores
+    token = TokenSmoothing(tau=0.3, vectors="co-occurrence")
+    objective = token if level == "token" else TokenSequenceSmoothing(token, SequenceSmoothing(lazy=True))
+    fitted = objective.fitted(codec(names), [Encoded(None, [3, 4, 2]), Encoded(None, [5, 4, 2])])
+    batch = rows([3, 4, 2])
+    empty = replace(batch, mask=torch.zeros_like(batch.mask))
+    assert loss_of(fitted, model(), empty).total == 0
+    assert loss_of(fitted, model(), batch).total > 0
+
+
+def test_fitting_needs_encoded_examples() -> None:
+    """Not those that a task reads."""
+    examples: Any = [Example("a", "b c")]
+    for objective in (
+        TokenSmoothing(vectors="co-occurrence"),
+        SequenceSmoothing(reward="cider", samples=2),
+    ):
+        with pytest.raises(InputError, match="fitted to encoded examples"):
+            objective.fitted(codec(), examples)
+
+
+def test_crowds_of_a_batch_are_told_of_once() -> None:
+    objective = SequenceSmoothing(reward="edit", proposal="edit", samples=2, tau=1.0, vocabulary="batch")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("default")
+        for batch in (rows([3, 4, 5, 2]), rows([3, 4, 5, 6, 2]), rows([3, 4, 5, 6, 7, 2])):
+            loss_of(objective, model(), batch)
+    assert [str(each.message)[:35] for each in told] == ["edit proposals are mostly insertions"[:35]]
+
+
+def test_a_proposal_of_its_own_temperature_needs_samples() -> None:
+    with pytest.raises(InputError, match="with a proposal_tau of its own samples are weighed"):
+        SequenceSmoothing(proposal_tau=0.2)
+
+
 def test_edit_proposals_refuse_gaps() -> None:
     objective = SequenceSmoothing(reward="edit", proposal="edit", samples=2, tau=0.05)
     with pytest.raises(InputError, match="no other special token and no gap but at their ends"):
@@ -428,7 +469,9 @@ def test_ids_that_a_model_has_beyond_the_vocabulary_get_no_mass(vectors: str, ne
     examples = [Encoded(None, [3, 4, 5, 2]), Encoded(None, [3, 5, 4, 2]), Encoded(None, [4, 3, 2])]
     objective = TokenSmoothing(vectors=vectors, tau=0.5, nearest=nearest).fitted(words, examples)
     scores = torch.zeros(4, SIZE, dtype=torch.float64, requires_grad=True)
-    losses, _ = smoothed_nll(scores, batch.gold[0], objective.target(model(), SYMBOLS, batch.gold[0], scores))
+    losses, _ = smoothed_nll(
+        scores, batch.gold[0], objective.target(model(), SYMBOLS, batch.gold[0], scores)[0]
+    )
     losses.sum().backward()
     target = 1 / SIZE - scores.grad
     torch.testing.assert_close(target.sum(dim=1), torch.ones(4, dtype=torch.float64))

@@ -18,6 +18,7 @@ from unforced.errors import InputError
 from unforced.objectives import _nearest
 from unforced.objectives._nearest import near_target, near_words
 from unforced.objectives._vectors import WINDOW, co_occurrence, read_vectors, special, spellings
+from unforced.objectives.token_smoothing import TokenSmoothing
 from unforced.tasks.segment import TextCoder
 from unforced.tasks.text import PairCodec
 from unforced.types import Symbols
@@ -82,6 +83,13 @@ def test_the_path_may_have_a_variable(tmp_path: Path, monkeypatch: pytest.Monkey
         read_vectors("$UNFORCED_DATA/glove.txt", NAMES, SPECIAL)
 
 
+def test_words_beside_an_archive_are_among_its_files(tmp_path: Path) -> None:
+    """A run that is resumed must find both as they were."""
+    path = npz_beside_names(tmp_path)
+    assert TokenSmoothing(vectors=str(path)).files == (path, tmp_path / "vocab.txt")
+    assert TokenSmoothing(vectors=str(glove(tmp_path))).files == (tmp_path / "glove.txt",)
+
+
 def test_a_vector_belongs_to_one_token(tmp_path: Path) -> None:
     path = glove(tmp_path)
     _, there = read_vectors(path, ["The", "the", "CAT", "Cat", "sat"])
@@ -99,9 +107,16 @@ def test_words_with_blanks_doubled_words_and_broken_ones(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("content", "word"),
     [
-        (b"the 1 0\ncat 1\n", r"odd.txt:2: a word and 2 numbers wanted, 2 cells found"),
+        (
+            b"the 1 0\ncat 1\n",
+            r"odd.txt:2: a word and 2 numbers wanted, with blanks between them, 2 cells found",
+        ),
+        (b"the,1,0\n", "odd.txt:1: a word and 1 number wanted, with blanks between them, 1 cells found"),
+        (gzip.compress(b"the 1 0\n"), "odd.txt: is no UTF-8 text; gzipped files end in .gz"),
+        ("the 1 0\n".encode("utf-16"), "odd.txt: is no UTF-8 text"),
         (b"the 1 x\n", r"odd.txt:1: the vector of 'the' isn't made of numbers"),
         (b"the 1 nan\n", "the vector of 'the' has a number that isn't finite"),
+        (b"the 1e200 1e200\n", "the vector of 'the' has a number that isn't finite, or is too large"),
         (b"dog 1 0\n", "none of the 2 tokens of the data has a vector"),
         (b"", "none of the 2 tokens"),
     ],
@@ -114,6 +129,8 @@ def test_bad_text_files_are_refused(content: bytes, word: str, tmp_path: Path) -
 
 
 def test_bad_files_of_other_kinds_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is a folder; vectors names a file"):
+        read_vectors(tmp_path, ["the", "cat"])
     path = tmp_path / "odd.npz"
     for arrays, word in (
         (
@@ -198,6 +215,22 @@ def test_co_occurrence_of_a_large_vocabulary_is_reduced_and_repeats_itself() -> 
     same = torch.arange(400) // 40
     inside = same.unsqueeze(1) == same
     assert cosines[inside].mean() > 0.3 > 0.05 > cosines[~inside].abs().mean()
+
+
+def test_words_that_the_largest_singular_values_pass_over_have_no_vector() -> None:
+    """Of a hundred pairs that stand together and nowhere else and one group, the group comes last: what is left of it is rounding."""
+    pairs = [[10 + 2 * i, 11 + 2 * i] for i in range(100)]
+    group = [[a, b] for a in (3, 4, 5) for b in (6, 7, 8, 9)] * 40
+    vectors, there = co_occurrence(pairs + group, 210)
+    assert not there[:10].any()
+    assert not vectors[:10].any()
+    assert there[10:].all()
+    torch.testing.assert_close(vectors[10:].norm(dim=1), torch.ones(200))
+    alone, there = co_occurrence(group, 210)
+    assert there[3:10].all()
+    alike = alone[3:10] @ alone[3:10].T
+    assert alike[:3, :3].min() > 0.999  # 3, 4 and 5 keep the same company
+    assert alike[:3, 3:].abs().max() < 1e-5
 
 
 def test_co_occurrence_needs_company() -> None:

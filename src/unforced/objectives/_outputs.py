@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from unforced.errors import InputError
+from unforced.types import Encoded, Example
+
 END = -1  # stands behind the end of an output
+
+
+def target_ids(examples: Iterable[Encoded]) -> Iterator[Sequence[int]]:
+    """The targets of training examples; raises ``InputError`` for those that are not encoded yet.
+
+    >>> list(target_ids([Encoded([3], [4, 2])]))
+    [[4, 2]]
+    """
+    for example in examples:
+        if isinstance(example, Example):
+            raise InputError(
+                "objectives are fitted to encoded examples: [codec.encode(example) for example in examples]"
+            )
+        yield example.target
 
 
 def together(*outputs: Tensor) -> Tensor:

@@ -31,12 +31,12 @@ class Documents(NamedTuple):
     def of(
         cls, sequences: Iterable[Sequence[int]], end: int | None, without: Collection[int] = ()
     ) -> Documents:
-        """Counted in sequences of ids, each a document, without their end symbols and the ids ``without``.
+        """Counted in sequences of ids, each a document, without the end symbols at their ends and the ids ``without``.
 
         >>> Documents.of([[3, 4, 2], [3, 5, 2], [3, 4, 3, 4, 2]], end=2)
         Documents(number=3, frequency={(3,): 3, (4,): 2, (3, 4): 2})
         """
-        lists = [[id for id in ids if id != end and id not in without] for ids in sequences]
+        lists = [_words(list(ids), end, without) for ids in sequences]
         row = np.asarray(
             list(itertools.chain.from_iterable(lists)), dtype=np.int64
         )  # all of them, one behind another

@@ -24,9 +24,11 @@ RESERVED = ("<pad>", "<bos>", "<eos>", UNKNOWN)  # the names that a vocabulary's
 BLANKS = ("Ġ", "▁")  # what stands for the blank before a word's first piece, in subword vocabularies
 CLOSED = "</w>"  # what stands behind a word's last piece, in others
 BINARY = (".bin", ".bin.gz", ".npy", ".pt", ".pkl", ".model", ".kv")  # what word vectors are often kept in
+BESIDE = "vocab.txt"  # where the words of a .npz file are that has none in it
 LOST = "\ufffd"  # what bytes come to that are no UTF-8
 WINDOW = 2  # tokens on either side that keep company with one: a wider one finds words that go together, not ones alike
 WIDTH = 100  # of vectors made from co-occurrence
+ROUNDING = 1e-6  # of the longest of these: what is shorter has no direction
 
 
 def special(codec: Any) -> frozenset[int]:
@@ -175,8 +177,12 @@ def read_vectors(
     matrix = np.zeros((len(names), width))
     for id, match in chosen.items():
         matrix[id] = found[match]
-        if not np.isfinite(matrix[id]).all():
-            raise InputError(f"{place}: the vector of {match!r} has a number that isn't finite.")
+        with np.errstate(over="ignore"):
+            length = np.linalg.norm(matrix[id])
+        if not np.isfinite(length):
+            raise InputError(
+                f"{place}: the vector of {match!r} has a number that isn't finite, or is too large."
+            )
     vectors, there = units(torch.from_numpy(matrix))
     if not bool(there.any()):
         raise InputError(missing)
@@ -189,6 +195,8 @@ def located(path: str) -> Path:
     if "$" in full and not os.path.isfile(full):
         name = full[full.index("$") + 1 :].split("/")[0].strip("{}")
         raise InputError(f"{path}: the environment variable {name} is not set.")
+    if os.path.isdir(full):
+        raise InputError(f"{full}: is a folder; vectors names a file of word vectors.")
     if not os.path.isfile(full):
         raise InputError(
             f'{full}: there is no such file; vectors names one, or is "model", "co-occurrence" or "uniform".'
@@ -198,6 +206,13 @@ def located(path: str) -> Path:
             f"{full}: binary vectors are read from .npz files alone; write these as text, a word and its numbers a line."
         )
     return Path(full)
+
+
+def sources(path: str) -> tuple[Path, ...]:
+    """The files that vectors and their words are read from."""
+    place = located(path)
+    beside = place.with_name(BESIDE)
+    return (place, beside) if place.suffix == ".npz" and beside.is_file() else (place,)
 
 
 def _from_text(path: Path, known: Collection[str]) -> Iterator[tuple[str, np.ndarray]]:
@@ -217,8 +232,9 @@ def _from_text(path: Path, known: Collection[str]) -> Iterator[tuple[str, np.nda
         if len(cells) == width and line.startswith(" "):
             continue  # the vector of a blank
         if width < 1 or len(cells) <= width:
+            wanted = f"{max(width, 1)} number{'s' * (width > 1)}"
             raise InputError(
-                f"{path}:{number}: a word and {max(width, 1)} numbers wanted, {len(cells)} cells found."
+                f"{path}:{number}: a word and {wanted} wanted, with blanks between them, {len(cells)} cells found."
             )
         word = " ".join(cells[: len(cells) - width])  # some files have words with blanks in them
         if len(cells) > width + 1 and cells[0] in known and all(map(_is_number, cells[1:])):
@@ -244,7 +260,11 @@ def _lines(path: Path) -> Iterator[str]:
     """Lines without their ends. A word that isn't UTF-8 is nobody's."""
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as handle:
-            for raw in handle:
+            for number, raw in enumerate(handle):
+                if number == 0 and raw.startswith((b"\x1f\x8b", b"\xff\xfe", b"\xfe\xff", b"PK\x03\x04")):
+                    raise InputError(
+                        f"{path}: is no UTF-8 text; gzipped files end in .gz, and archives of arrays in .npz."
+                    )
                 text = raw.decode("utf-8", errors="replace")
                 yield text.removeprefix("\ufeff").replace("\t", " ").rstrip(" \r\n")
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
@@ -263,7 +283,7 @@ def _from_npz(path: Path) -> Iterable[tuple[str, np.ndarray]]:
         why = "an array of objects" if "allow_pickle" in str(error) else error
         raise InputError(f"{path}: the file is not a sound .npz of plain arrays ({why}).") from None
     words = next((array.tolist() for array in loaded if array.ndim == 1 and array.dtype.kind in "US"), None)
-    beside = path.with_name("vocab.txt")
+    beside = path.with_name(BESIDE)
     if words is None and not beside.is_file():
         raise InputError(f"{path}: has no array of strings, and there is no {beside.name} beside it.")
     if words is None:
@@ -296,7 +316,8 @@ def co_occurrence(
 
     With n(v, w) how often v and w are at most ``WINDOW`` places apart, the matrix of max(0, log n(v, w) n / (n(v) n(w)))
     is reduced to its ``WIDTH`` largest singular values: rows of U √S. Ids ``without`` a meaning keep no company and get no
-    vector, and neither do tokens that never occur.
+    vector, and neither do tokens that never occur, or of whose company the largest singular values say nothing. Tokens that
+    keep the same company exactly have the same vector.
 
     >>> same = [[0, 2, 1], [0, 3, 1], [1, 2, 0], [1, 3, 0], [4, 5], [5, 4]]  # 2 and 3 are used alike
     >>> vectors, _ = co_occurrence(same, 6)
@@ -328,7 +349,10 @@ def co_occurrence(
             "no token of the training examples prefers any company, so co-occurrence says nothing."
         )
     found = _reduced(table, min(WIDTH, size))
-    found[np.asarray(table.sum(axis=1)).ravel() <= 0] = 0.0  # what is there is rounding
+    lengths = np.linalg.norm(found, axis=1)
+    found[lengths <= ROUNDING * lengths.max()] = (
+        0.0  # words apart from all that the largest singular values tell of
+    )
     return units(torch.from_numpy(found).float())
 
 

@@ -25,7 +25,7 @@ from unforced.objectives._neighbours import (
     Substitutes,
     editable,
 )
-from unforced.objectives._outputs import END, first_equal, together
+from unforced.objectives._outputs import END, first_equal, target_ids, together
 from unforced.objectives._rewards import Documents, Reward, distances
 from unforced.objectives._smoothed import CHUNK, Target, blended, priced, smoothed_nll
 from unforced.objectives._vectors import special, wordless
@@ -35,6 +35,10 @@ from unforced.types import Batch, DecoderState, Encoded, Loss, Progress
 
 Metrics = dict[str, tuple[Tensor, Tensor]]
 PLAIN = TokenSmoothing(tau=0.0)  # one-hot targets
+CROWD = (
+    "edit proposals are mostly insertions at this temperature, from as many tokens as there are: take a smaller proposal_tau "
+    "(the metric changed should be well below one)"
+)
 CROWDED = 1.0  # weight of one more insertion from which on edited outputs are as long as they can be
 
 
@@ -146,7 +150,10 @@ class SequenceSmoothing:
                     "samples can be none only with lazy and a Hamming reward, drawn at its own tau"
                 )
         elif type(self.samples) is not int or self.samples < 1 + self.weighed:
-            why = ": a lone one weighs one, whatever its reward" if self.weighed and self.samples == 1 else ""
+            why = ""
+            if self.weighed and self.samples == 1:
+                cause = "a proposal_tau of its own" if self.reward == "hamming" else "this reward"
+                why = f": with {cause} samples are weighed, and a lone one weighs one"
             raise InputError(
                 f"samples must be a whole number of at least {1 + self.weighed}, not {self.samples}{why}"
             )
@@ -179,8 +186,7 @@ class SequenceSmoothing:
         if self.reward == "cider":
             if not examples:
                 raise InputError("CIDEr counts n-grams in training examples, and none were given")
-            targets = (example.target for example in examples)
-            documents = Documents.of(targets, codec.symbols.eos, fixed)
+            documents = Documents.of(target_ids(examples), codec.symbols.eos, fixed)
         fitted = copy.copy(self)
         object.__setattr__(fitted, "known", Known(codec.sizes.target, known, fixed, documents))
         return fitted
@@ -232,9 +238,13 @@ class SequenceSmoothing:
             return HammingProposal(*parts)
         proposal = EditProposal(*parts, INSERTIONS)
         proposal.check()
-        crowd = None if self.vocabulary == "all" else self.crowd(int(proposal.pool.sizes.max()))
-        if crowd is not None:  # as many as this batch has: no reason to end a training
-            warnings.warn(crowd, stacklevel=2)
+        crowd = self.crowd(int(proposal.pool.sizes.max()))
+        if crowd is not None and self.vocabulary == "all":
+            raise InputError(crowd)
+        if (
+            crowd is not None
+        ):  # as many as this batch has: no reason to end a training, nor to say it at every update
+            warnings.warn(CROWD, stacklevel=2)
         return proposal
 
     def draws(self, model: StepDecoder, batch: Batch, state: DecoderState, keys: Tensor) -> Draws:
@@ -330,18 +340,17 @@ class SequenceSmoothing:
             raise
         features, _ = model.advance(state if once else rows.keep(state, examples), inputs)
         count, row = batch.mask.sum(), mask.nonzero()[:, 0]
-        moved: list[Tensor] = []
+        told: list[dict[str, Tensor]] = []
 
         def smooth(tokens: Tensor, scores: Tensor) -> Target:
             self.check(scores)
-            target = token.target(model, batch.symbols, tokens, scores)
-            if not token.off:
-                moved.append(token.moved(target, tokens))
+            target, more = token.target(model, batch.symbols, tokens, scores)
+            told.append(more)
             return target
 
         most = 2 * max(CHUNK, int(count))
         losses, nll, best = priced(model, features[mask], outputs[mask], smooth, most)
-        metrics = {**draws.metrics, **_mean("moved", moved)}
+        metrics = {**draws.metrics, **_means(told)}
         metrics["sampled"] = ((drawn[fed][row] * losses.detach()).sum().float() / self.mix, count.float())
         if self.mix < 1:
             golden = (first == 0)[fed][row]
@@ -357,11 +366,10 @@ class SequenceSmoothing:
         self.check(scores)
         tokens = torch.cat([gold.unsqueeze(1), draws.outputs.transpose(1, 2)[batch.mask]], dim=1)  # [N,1+L]
         weights = F.pad(self.mix * draws.weights, (1, 0), value=1 - self.mix)
-        each = token.target(model, batch.symbols, tokens.flatten(), scores)
+        each, told = token.target(model, batch.symbols, tokens.flatten(), scores)
         target = blended(each, weights[batch.mask.nonzero()[:, 0]])
         losses, nll = smoothed_nll(scores, gold, target)
-        moved = [] if token.off else [token.moved(each, tokens.flatten())]
-        metrics = {**token_metrics(scores, gold, nll.sum()), **draws.metrics, **_mean("moved", moved)}
+        metrics = {**token_metrics(scores, gold, nll.sum()), **draws.metrics, **_means([told])}
         return Loss(losses.sum(), metrics["nll"][1], metrics)
 
     def expected(self, model: StepDecoder, batch: Batch, state: DecoderState) -> Loss:
@@ -394,9 +402,10 @@ class SequenceSmoothing:
         return Loss(losses.sum(), metrics["nll"][1], metrics)
 
 
-def _mean(name: str, values: list[Tensor]) -> Metrics:
-    """A metric of some values, or none where there are none."""
-    if not values:
-        return {}
-    every = torch.cat(values)
-    return {name: (every.sum().float(), torch.tensor(float(len(every)), device=every.device))}
+def _means(told: list[dict[str, Tensor]]) -> Metrics:
+    """Metrics of what is told of tokens, some at a time."""
+    every = {name: torch.cat([some[name] for some in told]) for name in told[0]}
+    return {
+        name: (values.sum().float(), torch.tensor(float(len(values)), device=values.device))
+        for name, values in every.items()
+    }

@@ -24,7 +24,7 @@ class TokenSequenceSmoothing:
 
     Outputs y near the gold are drawn as ``sequence`` says, whose ``mix`` is α₁, and every output, the gold too, is scored
     against the targets of ``token``, whose ``mix`` is α₂. Where α₁ = 1 the gold is not fed. Metrics are those of
-    ``sequence_smoothing``, and ``moved``, the mass that tokens of all these outputs give away by ``token``.
+    ``sequence_smoothing``, and ``moved``, ``rest`` and ``covered`` of ``token_smoothing``, of the tokens of all these outputs.
 
     >>> from unforced.objectives.token_sequence_smoothing import TokenSequenceSmoothing
     >>> TokenSequenceSmoothing(token=TokenSmoothing(tau=0.05, mix=0.5)).sequence.samples

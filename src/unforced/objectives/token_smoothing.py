@@ -17,8 +17,9 @@ from unforced.masking import widened
 from unforced.models.protocol import StepDecoder, require
 from unforced.objectives._feeding import asking
 from unforced.objectives._nearest import Near, near_target, near_words
+from unforced.objectives._outputs import target_ids
 from unforced.objectives._smoothed import Target, emittable, massless, one_hot, own_mass, smoothed_nll
-from unforced.objectives._vectors import co_occurrence, located, read_vectors, special, units, unused
+from unforced.objectives._vectors import co_occurrence, read_vectors, sources, special, units, unused
 from unforced.objectives.cross_entropy import gold_scores, negative_log_likelihood, token_metrics
 from unforced.types import Batch, Encoded, Loss, Progress, Symbols
 
@@ -73,7 +74,8 @@ class TokenSmoothing:
       are replaced, as in "$UNFORCED_DATA/glove_en_20k/glove_top20k.npz";
     - "model": the model's own target embeddings as they are at this update, without gradient. They are compared anew at
       every call, for the tokens of the batch alone, so nothing has to be kept for a resumed run;
-    - "co-occurrence": which tokens stand near each other in the training targets;
+    - "co-occurrence": which tokens stand near each other in the training targets (those that do so exactly alike share evenly,
+      at any τ above 0);
     - "uniform": all different words are equally far (d = 1), which is label smoothing: that of
       ``label_smoothing`` with ε = M e^(−1/τ) / (1 + (M − 1) e^(−1/τ)) for M words, and with τ = inf and α = ε just that (but for
       gold tokens that no output may have, which stay one-hot targets here).
@@ -111,7 +113,7 @@ class TokenSmoothing:
     @property
     def files(self) -> tuple[Path, ...]:
         """The files that it reads, which a resumed run must find as they were."""
-        return () if self.vectors in WORDS else (located(self.vectors),)
+        return () if self.vectors in WORDS else sources(self.vectors)
 
     def fitted(self, codec: Any, examples: Sequence[Encoded] = ()) -> TokenSmoothing:
         """The objective with the vectors of this vocabulary, and with the near words of each."""
@@ -125,8 +127,7 @@ class TokenSmoothing:
         if self.vectors in ("uniform", "model"):
             return Known(*words)
         if self.vectors == "co-occurrence":
-            targets = (example.target for example in examples)
-            found, there = co_occurrence(targets, codec.sizes.target, means)
+            found, there = co_occurrence(target_ids(examples), codec.sizes.target, means)
         else:
             if not hasattr(codec, "token_names"):
                 raise InputError("word vectors are looked up by name, and this codec has no token_names()")
@@ -152,9 +153,14 @@ class TokenSmoothing:
         """Whether this is plain cross-entropy."""
         return self.tau == 0 or self.mix == 0
 
-    def target(self, model: StepDecoder, symbols: Symbols, tokens: Tensor, scores: Tensor) -> Target:
-        """What tokens [N] of any output are scored against."""
-        return one_hot(tokens) if self.off else self.smoothed(model, symbols, tokens, scores).target
+    def target(
+        self, model: StepDecoder, symbols: Symbols, tokens: Tensor, scores: Tensor
+    ) -> tuple[Target, dict[str, Tensor]]:
+        """What tokens [N] of any output are scored against, and what is reported of each."""
+        if self.off:
+            return one_hot(tokens), {}
+        smoothed = self.smoothed(model, symbols, tokens, scores)
+        return smoothed.target, self.told(smoothed, tokens)
 
     def smoothed(self, model: StepDecoder, symbols: Symbols, tokens: Tensor, scores: Tensor) -> Smoothed:
         """α r(· | y) + (1 − α) δ(· | y) for tokens y [N], over the words that scores [N,V] are for."""
@@ -162,7 +168,7 @@ class TokenSmoothing:
         if self.vectors == "uniform":
             return self.uniform(tokens, size, symbols, dtype)
         there, found, near = self.compared(model, size, symbols, tokens.device)
-        if near is not None and size > len(near.tokens) <= int(tokens.max()):
+        if near is not None and len(tokens) and size > len(near.tokens) <= int(tokens.max()):
             raise InputError(
                 f"token_smoothing knows {len(near.tokens)} tokens, but one is number {int(tokens.max())}"
             )
@@ -212,9 +218,13 @@ class TokenSmoothing:
         found = Target(tokens.unsqueeze(1), weights, self.mix * count * each, there.to(dtype) / count)
         return Smoothed(found, (count - 1) * each, entropy, inside)
 
-    def moved(self, target: Target, tokens: Tensor) -> Tensor:
-        """The mass [N] that r takes from tokens [N] and gives to others."""
-        return (1 - own_mass(target, tokens)) / self.mix
+    def told(self, smoothed: Smoothed, tokens: Tensor) -> dict[str, Tensor]:
+        """The mass [N] that r takes from tokens [N], what of it goes to words that are not listed, and whether they have a vector."""
+        return {
+            "moved": (1 - own_mass(smoothed.target, tokens)) / self.mix,
+            "rest": smoothed.rest,
+            "covered": smoothed.there,
+        }
 
     def metrics(
         self, losses: Tensor, nll: Tensor, smoothed: Smoothed, tokens: Tensor
@@ -224,9 +234,7 @@ class TokenSmoothing:
         cross = (losses.detach() - (1 - self.mix) * nll) / self.mix  # −Σ r log p
         return {
             "kl": ((cross - smoothed.entropy).sum().float(), count),
-            "moved": (self.moved(smoothed.target, tokens).sum().float(), count),
-            "rest": (smoothed.rest.sum().float(), count),
-            "covered": (smoothed.there.sum().float(), count),
+            **{name: (each.sum().float(), count) for name, each in self.told(smoothed, tokens).items()},
         }
 
 
