@@ -114,7 +114,7 @@ def parse_value(text: str) -> Any:
     except UnicodeEncodeError:
         raise InputError("a key=value word isn't UTF-8") from None
     except tomllib.TOMLDecodeError:
-        return text
+        return float(text) if re.fullmatch(r"[+-]?\.[0-9]+", text) else text  # TOML has no .5
     value = found["value"]
     plain = len(found) == 1 and isinstance(value, bool | int | float | str | list | dict)
     return value if plain else text  # a date, say, is but a string here

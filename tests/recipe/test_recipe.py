@@ -164,6 +164,9 @@ def test_merge_and_difference_are_inverse(tiny: Path) -> None:
     [
         ("a=3", 3),
         ("a=1e-3", 1e-3),
+        ("a=.05", 0.05),
+        ("a=-.5", -0.5),
+        ("a=.", "."),
         ("a=true", True),
         ("a=True", "True"),
         ("a=none", "none"),
