@@ -20,7 +20,7 @@ demo: $(READY)
 	$(BIN)/unforced report runs/g2p runs/digits --output runs/report.html
 
 test: $(READY)
-	$(BIN)/pytest
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadscope
 
 slow: $(READY)
 	$(BIN)/pytest -m slow
