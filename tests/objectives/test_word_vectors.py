@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from unforced.errors import InputError
 from unforced.objectives import _nearest
-from unforced.objectives._nearest import near_target, near_words
+from unforced.objectives._nearest import near_table, near_target, near_words
 from unforced.objectives._vectors import WINDOW, co_occurrence, read_vectors, special, spellings
 from unforced.objectives.token_smoothing import TokenSmoothing
 from unforced.tasks.segment import TextCoder
@@ -271,6 +271,18 @@ def test_near_words_and_their_weights_are_those_of_the_whole_table(
     worst = near.weights.amin(dim=1, keepdim=True)
     listed = torch.zeros_like(table[words], dtype=torch.bool).scatter(1, near.tokens.long(), True)
     assert ((table[words] <= worst + 1e-12) | listed).all()  # nobody nearer is left out
+
+
+@pytest.mark.parametrize("count", [1, 4, 100])
+def test_the_table_of_all_words_is_that_of_each(count: int) -> None:
+    vectors, there = some_vectors()
+    table = near_table(vectors, there, 0.5, count)
+    each = near_words(vectors, there, torch.arange(30), 0.5, count)
+    width = min(count, int(there.sum()))
+    assert table.tokens.shape == table.weights.shape == (30, width)
+    assert torch.equal(table.tokens, each.tokens[:, :width])
+    torch.testing.assert_close(table.weights, each.weights[:, :width])
+    assert not each.weights[:, width:].any()
 
 
 @pytest.mark.parametrize("count", [1, 3, 20, None])

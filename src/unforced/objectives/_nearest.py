@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from unforced.masking import full_precision
@@ -32,8 +31,7 @@ class Near(NamedTuple):
 def near_words(units: Tensor, there: Tensor, words: Tensor, tau: float, count: int | None = None) -> Near:
     """The ``count`` words nearest to each of ``words`` [U] (all if None), by unit vectors [V,E] of those that are ``there``.
 
-    Distances are made for some words at a time, and only among those that are ``there``: memory is V numbers for each of a few,
-    never V × V.
+    Distances are made for some words at a time: memory is V numbers for each of a few, never V × V.
 
     >>> units = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [0.0, 0.0]])
     >>> near = near_words(units, units.any(dim=1), torch.tensor([0, 3]), tau=0.5, count=2)
@@ -41,26 +39,47 @@ def near_words(units: Tensor, there: Tensor, words: Tensor, tau: float, count: i
     ([[0, 1], [3, 3]], tensor([[0.6310, 0.2835],
             [1.0000, 0.0000]]))
     """
-    kept = len(units) if count is None else min(count, len(units))
-    tokens = words.to(torch.int32).unsqueeze(1).repeat(1, kept)
-    weights = F.one_hot(torch.zeros_like(words), kept).to(units.dtype)  # each alone with itself
-    known = there.nonzero().squeeze(1)  # [C]
-    place, columns = there.long().cumsum(dim=0) - 1, units[known].T
-    listed, tau = min(kept, len(known)), max(tau, torch.finfo(units.dtype).tiny)
-    one = units.new_full((), -1 / tau)
-    for some in there[words].nonzero().squeeze(1).split(max(1, CELLS // max(1, len(known)))):
-        mine = words[some]
-        own = place[mine].unsqueeze(1)
+    size = len(units)
+    kept = size if count is None else min(count, size)
+    tokens = torch.empty(len(words), kept, dtype=torch.int32, device=units.device)
+    weights = torch.empty(len(words), kept, dtype=units.dtype, device=units.device)
+    block, tau = max(1, CELLS // size), max(tau, torch.finfo(units.dtype).tiny)
+    lost = (~there).nonzero().squeeze(1)
+    for start in range(0, len(words), block):
+        some = words[start : start + block]
+        own = some.unsqueeze(1)
+        one = units.new_full((), -1 / tau)
         with full_precision(units.device):
-            logits = torch.addmm(one, units[mine] / tau, columns).clamp_(max=0.0)  # −d/τ: [u,C]
+            logits = torch.addmm(one, units[some] / tau, units.T).clamp_(max=0.0)  # −d/τ: [u,V]
+        logits.index_fill_(1, lost, -torch.inf)
+        logits.index_fill_(0, (~there[some]).nonzero().squeeze(1), -torch.inf)
         logits.scatter_(1, own, -torch.inf)
         z = 1 + logits.exp().sum(dim=1, keepdim=True)  # d(y, y) = 0
         logits.scatter_(1, own, 1.0)  # first, whatever else is as near
-        best = logits.topk(listed, dim=1)
+        best = logits.topk(kept, dim=1)
         top = best.values.exp()
         top[:, 0] = 1.0
-        weights[some, :listed] = top / z
-        tokens[some, :listed] = torch.where(top > 0, known[best.indices], mine.unsqueeze(1)).to(torch.int32)
+        weights[start : start + block] = top / z
+        tokens[start : start + block] = torch.where(top > 0, best.indices, own)
+    return Near(tokens, weights)
+
+
+def near_table(units: Tensor, there: Tensor, tau: float, count: int) -> Near:
+    """``near_words`` of all V words, looked for among those that are ``there`` alone: few of a large vocabulary may be.
+
+    >>> units = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.6, 0.8]])
+    >>> near = near_table(units, units.any(dim=1), tau=0.5, count=100)
+    >>> near.tokens.tolist(), near.weights
+    ([[0, 0], [1, 2], [2, 1]], tensor([[1.0000, 0.0000],
+            [0.6900, 0.3100],
+            [0.6900, 0.3100]]))
+    """
+    known = there.nonzero().squeeze(1)
+    among = near_words(units[known], there[known], torch.arange(len(known)), tau, count)
+    tokens = torch.arange(len(there), dtype=torch.int32).unsqueeze(1).repeat(1, among.tokens.shape[1])
+    weights = among.weights.new_zeros(tokens.shape)
+    weights[:, 0] = 1.0  # each alone with itself
+    tokens[known], weights[known] = known[among.tokens.long()].to(torch.int32), among.weights
     return Near(tokens, weights)
 
 

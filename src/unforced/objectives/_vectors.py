@@ -350,9 +350,7 @@ def co_occurrence(
         )
     found = _reduced(table, min(WIDTH, size))
     lengths = np.linalg.norm(found, axis=1)
-    found[lengths <= ROUNDING * lengths.max()] = (
-        0.0  # words apart from all that the largest singular values tell of
-    )
+    found[lengths <= ROUNDING * lengths.max()] = 0.0  # apart from all that the largest values tell of
     return units(torch.from_numpy(found).float())
 
 

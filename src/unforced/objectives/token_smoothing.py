@@ -16,7 +16,7 @@ from unforced.errors import InputError
 from unforced.masking import widened
 from unforced.models.protocol import StepDecoder, require
 from unforced.objectives._feeding import asking
-from unforced.objectives._nearest import Near, near_target, near_words
+from unforced.objectives._nearest import Near, near_table, near_target, near_words
 from unforced.objectives._outputs import target_ids
 from unforced.objectives._smoothed import Target, emittable, massless, one_hot, own_mass, smoothed_nll
 from unforced.objectives._vectors import co_occurrence, read_vectors, sources, special, units, unused
@@ -134,8 +134,7 @@ class TokenSmoothing:
             found, there = read_vectors(self.vectors, codec.token_names(), means)
         if self.nearest is None or self.off:
             return Known(*words, there, found)
-        every = torch.arange(len(there))
-        return Known(*words, there, near=near_words(found, there, every, self.tau, self.nearest))
+        return Known(*words, there, near=near_table(found, there, self.tau, self.nearest))
 
     def __call__(self, model: StepDecoder, batch: Batch, *, progress: Progress, rng: torch.Generator) -> Loss:
         require(model, "token_smoothing", "start", "embed", "advance", "score")
