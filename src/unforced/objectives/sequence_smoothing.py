@@ -241,10 +241,8 @@ class SequenceSmoothing:
         crowd = self.crowd(int(proposal.pool.sizes.max()))
         if crowd is not None and self.vocabulary == "all":
             raise InputError(crowd)
-        if (
-            crowd is not None
-        ):  # as many as this batch has: no reason to end a training, nor to say it at every update
-            warnings.warn(CROWD, stacklevel=2)
+        if crowd is not None:  # as many as this batch has: no reason to end a training
+            warnings.warn(CROWD, stacklevel=2)  # always the same words, so they are said once
         return proposal
 
     def draws(self, model: StepDecoder, batch: Batch, state: DecoderState, keys: Tensor) -> Draws:
@@ -257,9 +255,8 @@ class SequenceSmoothing:
         examples = torch.tensor(float(len(batch)), device=keys.device)
         end, metrics = batch.symbols.eos, Metrics()
         if self.weighed:
-            documents, without = (
-                (None, ()) if self.known is None else (self.known.documents, self.known.fixed)
-            )
+            documents = None if self.known is None else self.known.documents
+            without = frozenset[int]() if self.known is None else self.known.fixed
             if self.reward == "cider" and documents is None:
                 raise InputError(
                     "sequence_smoothing has counted no n-grams for CIDEr yet: call fitted(codec, examples)"

@@ -18,14 +18,8 @@ from unforced.tables import comparison_markdown, comparison_notes, comparison_ta
 from unforced.training.files import replace_bytes
 
 AXES = ("kind", "step", "epoch")  # keys of an event that are no measurement
-APART = (
-    *AXES,
-    "loss",
-    "nll",
-    "learning_rate",
-    "tokens",
-    "seconds",
-)  # those that are drawn, or tell nothing of a method
+# those that are drawn, or tell nothing of a method
+APART = (*AXES, "loss", "nll", "learning_rate", "tokens", "seconds")
 
 
 def write_report(runs: Sequence[Path], output: Path) -> Path:
