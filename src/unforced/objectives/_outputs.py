@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from unforced.errors import InputError
-from unforced.types import Encoded, Example
+from unforced.types import Batch, Encoded, Example
 
 END = -1  # stands behind the end of an output
 
@@ -50,6 +50,39 @@ def first_equal(outputs: Tensor) -> Tensor:
     for t in range(size):  # a table of all pairs at all positions would be large
         same &= outputs[:, :, None, t] == outputs[:, None, :, t]
     return same.int().argmax(dim=2)
+
+
+def within(longest: int | None, outputs: Tensor, gold: Tensor) -> tuple[Tensor, Tensor]:
+    """Outputs [B,N,T], and which of them [B,N] have more than ``longest`` tokens, and more than their gold [B,T]; where all
+    of an example have, the gold stands in for them.
+
+    >>> two = torch.tensor([[[3, 3, 2], [3, 2, -1]], [[3, 3, 2], [4, 4, 2]]])
+    >>> within(2, two, torch.tensor([[3, 2], [4, 2]]))
+    (tensor([[[ 3,  3,  2],
+             [ 3,  2, -1]],
+            [[ 4,  2, -1],
+             [ 4,  2, -1]]]), tensor([[ True, False],
+            [False, False]]))
+    """
+    lengths = (outputs != END).sum(dim=2)
+    if longest is None:
+        return outputs, torch.zeros_like(lengths, dtype=torch.bool)
+    long = lengths > (gold != END).sum(dim=1, keepdim=True).clamp(min=longest)
+    lost = long.all(dim=1)
+    width = max(outputs.shape[2], gold.shape[1])
+    outputs, gold = (F.pad(some, (0, width - some.shape[-1]), value=END) for some in (outputs, gold))
+    return torch.where(lost[:, None, None], gold.unsqueeze(1), outputs), long & ~lost.unsqueeze(1)
+
+
+def prefixes(batch: Batch, examples: Tensor, outputs: Tensor) -> Tensor:
+    """What is fed for outputs [R,T] of the batch's ``examples`` [R]: the example's own first input, then the output's tokens.
+
+    Where nothing is scored, in front or behind, stands what the example has there itself.
+    """
+    longer = max(0, outputs.shape[1] - batch.prefix.shape[1])
+    own = F.pad(batch.prefix[examples], (0, longer), value=batch.symbols.pad)[:, : outputs.shape[1]]
+    tokens = torch.where(outputs != END, outputs, own.roll(-1, dims=1))
+    return torch.cat([own[:, :1], tokens[:, :-1]], dim=1)
 
 
 def as_lists(outputs: Tensor) -> list[list[int]]:

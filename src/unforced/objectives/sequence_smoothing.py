@@ -25,7 +25,7 @@ from unforced.objectives._neighbours import (
     Substitutes,
     editable,
 )
-from unforced.objectives._outputs import END, first_equal, target_ids, together
+from unforced.objectives._outputs import END, first_equal, prefixes, target_ids, together, within
 from unforced.objectives._rewards import Documents, Reward, distances
 from unforced.objectives._smoothed import CHUNK, Target, blended, priced, smoothed_nll
 from unforced.objectives._vectors import special, wordless
@@ -261,7 +261,7 @@ class SequenceSmoothing:
                 raise InputError(
                     "sequence_smoothing has counted no n-grams for CIDEr yet: call fitted(codec, examples)"
                 )
-            outputs, dropped = self.shortened(outputs, around.gold)
+            outputs, dropped = within(self.longest, outputs, around.gold)
             d = distances(self.reward, outputs, around.gold, end, documents, without)
             least = d.masked_fill(dropped, torch.inf).amin(dim=1, keepdim=True)
             nearer = (least - d) / self.tau  # finite for one sample at least, however small τ is
@@ -276,17 +276,6 @@ class SequenceSmoothing:
         metrics["changed"] = (changes.float(), around.changing.sum().float() * self.samples)
         metrics["ess"] = (weights.square().sum(dim=1).reciprocal().sum().float(), examples)
         return Draws(outputs, weights, metrics)
-
-    def shortened(self, outputs: Tensor, gold: Tensor) -> tuple[Tensor, Tensor]:
-        """Outputs [B,L,W], and which of them [B,L] are too long to count; the gold in place of them where all are."""
-        lengths = (outputs != END).sum(dim=2)
-        if self.longest is None:
-            return outputs, torch.zeros_like(lengths, dtype=torch.bool)
-        dropped = lengths > (gold != END).sum(dim=1, keepdim=True).clamp(min=self.longest)
-        lost = dropped.all(dim=1)
-        width = max(outputs.shape[2], gold.shape[1])
-        outputs, gold = (F.pad(some, (0, width - some.shape[-1]), value=END) for some in (outputs, gold))
-        return torch.where(lost[:, None, None], gold.unsqueeze(1), outputs), dropped & ~lost.unsqueeze(1)
 
     def size(self, model: StepDecoder, batch: Batch, state: DecoderState) -> int:
         """How many tokens the vocabulary has; an objective that isn't fitted asks the model for a score."""
@@ -326,12 +315,8 @@ class SequenceSmoothing:
         outputs = outputs[:, : int(used.max()) + 1 if len(used) else 1]
         mask = outputs != END
         once = len(examples) == len(batch)  # each has a row at least
-        # the first input is the example's own, and so is what stands where nothing is scored
-        longer = max(0, mask.shape[1] - batch.prefix.shape[1])
-        own = F.pad(batch.prefix[examples], (0, longer), value=batch.symbols.pad)[:, : mask.shape[1]]
-        prefix = torch.cat([own[:, :1], torch.where(mask, outputs, own.roll(-1, dims=1))[:, :-1]], dim=1)
         try:
-            inputs = model.embed(prefix)
+            inputs = model.embed(prefixes(batch, examples, outputs))
         except (IndexError, RuntimeError):  # perhaps there are fewer tokens than the objective was fitted to
             self.check(self.asked(model, batch, state))
             raise
