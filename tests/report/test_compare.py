@@ -20,7 +20,7 @@ from unforced.errors import InputError
 from unforced.recipe import Recipe, load
 from unforced.significance import paired_test
 from unforced.tasks.pairs import Pairs
-from unforced.training.identity import file_digest
+from unforced.training.identity import file_digest, learnt_from
 
 HEAD = """
 name = "{name}"
@@ -485,6 +485,40 @@ def test_files_of_objectives_are_looked_at_before_anything_is_trained(write: Wri
     path.unlink()  # nothing is left to train
     stub.compare([recipe], tmp_path / "runs")
     assert len(stub.trained) == 4
+
+
+def remember(recipe: Recipe, run: Path) -> None:
+    """Have a run folder tell what it learnt from, as training does."""
+    train = recipe.task.read("train")
+    codec = recipe.task.fit(train)
+    facts = {"training data": learnt_from([codec.encode(example) for example in train])}
+    (run / "run.json").write_text(json.dumps(json.loads((run / "run.json").read_text()) | {"facts": facts}))
+    (run / "codec.json").write_text(json.dumps(codec.to_json()))
+
+
+@pytest.mark.usefixtures("no_page")
+def test_runs_that_learnt_from_other_data_are_refused(write: Write, tmp_path: Path) -> None:
+    """Those that are there already, and those that would be made beside them."""
+    plain, stub, runs = write(""), Stub(), tmp_path / "runs"
+    stub.compare([plain], runs)
+    for seed in (1, 2):
+        remember(plain, runs / "toy" / f"cross_entropy-{seed}")
+    stub.compare([write()], runs)
+    assert len(stub.trained) == 4
+    with open(tmp_path / "train.tsv", "a") as file:
+        file.write("word\ta b\n")
+    stub.compare([write()], runs)  # nothing is left to train
+    more = SMOOTHED + '[[variants]]\nname = "third"\n'
+    with pytest.raises(
+        InputError, match="cross_entropy-1: learnt from other training data than there is now"
+    ):
+        stub.compare([write(more)], runs)
+    assert len(stub.trained) == 4
+    remember(plain, runs / "toy" / "cross_entropy-2")
+    with pytest.raises(
+        InputError, match=r"cross_entropy-2: learnt from other training data than .*-1, so that"
+    ):
+        stub.compare([write()], runs)
 
 
 def test_data_that_is_missing_is_told_of_before_there_is_a_folder(write: Write, tmp_path: Path) -> None:

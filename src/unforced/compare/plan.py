@@ -119,6 +119,37 @@ def check_files(planned: Sequence[Planned]) -> None:
                 )
 
 
+def check_data(planned: Sequence[Planned]) -> None:
+    """Refuse runs of one task that learnt from different training data: those that are there, and those that would be made now."""
+    from unforced.training.identity import learnt_from
+
+    first: list[tuple[Planned, str]] = []  # a run of each task, and what it learnt from
+    for run in planned:
+        folder = RunFolder(run.folder)
+        found = folder.info().get("facts", {}).get("training data") if folder.exists() else None
+        if found is None:
+            continue
+        other = next(
+            ((before, data) for before, data in first if before.recipe.task == run.recipe.task), None
+        )
+        if other is None:
+            first.append((run, found))
+        elif other[1] != found:
+            raise InputError(
+                f"{run.folder}: learnt from other training data than {other[0].folder}, so that the two can't be compared; "
+                "choose another root, or remove one of them"
+            )
+    for run, found in first:
+        task = run.recipe.task
+        if all(RunFolder(each.folder).finished() for each in planned if each.recipe.task == task):
+            continue  # nothing reads the data any more
+        codec = task.codec(RunFolder(run.folder).codec())
+        if learnt_from([codec.encode(example) for example in task.read("train")]) != found:
+            raise InputError(
+                f"{run.folder}: learnt from other training data than there is now; choose another root, or remove the run"
+            )
+
+
 def check_references(planned: Sequence[Planned]) -> None:
     """Refuse variants whose tasks have other metrics or other test references than the first run's, and data that can't be read."""
     tasks: list[Any] = []

@@ -11,7 +11,7 @@ from typing import Any
 
 from unforced import earlier
 from unforced.compare.judge import judge
-from unforced.compare.plan import Planned, check_files, check_folders, check_references, plan
+from unforced.compare.plan import Planned, check_data, check_files, check_folders, check_references, plan
 from unforced.comparison import Comparison, RunState, State
 from unforced.errors import InputError
 from unforced.recipe import Recipe, load
@@ -59,6 +59,7 @@ def compare(
     check_folders(planned)
     check_files(planned)
     check_references(planned)
+    check_data(planned)
     display = Display(quiet)
     record = Record(recipes, planned, Path(root), command)
     for number, run in enumerate(planned, start=1):

@@ -56,6 +56,11 @@ def data_digest(encoded: Sequence[Encoded]) -> str:
     return total.hexdigest()
 
 
+def learnt_from(encoded: Sequence[Encoded]) -> str:
+    """Which training examples a run has, in a word or two."""
+    return f"{len(encoded)} examples {data_digest(encoded)}"
+
+
 def facts(
     *,
     model: nn.Module,
@@ -76,7 +81,7 @@ def facts(
         "model": f"{type(model).__name__} {digest(shapes)}",
         "vocabulary": digest(codec.to_json()),
         "sizes": str(tuple(codec.sizes)),
-        "training data": f"{len(encoded)} examples {data_digest(encoded)}",
+        "training data": learnt_from(encoded),
         **{
             f"training.{field.name}": _plain(getattr(options, field.name))
             for field in fields(options)
