@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         decode,
         evaluate,
         fit,
+        fitted,
         load,
         model,
         objective,
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "api": "Loaded batch compare decode evaluate fit load model objective report sample score task train",
+    "api": "Loaded batch compare decode evaluate fit fitted load model objective report sample score task train",
     "errors": "InputError",
     "integrations.forward": "shard",
     "integrations.trainer": "UnforcedSeq2SeqTrainer UnforcedTrainer",
@@ -72,7 +73,7 @@ __all__ = [
     "Batch", "Codec", "DecoderState", "Encoded", "Example", "Examples", "FittedTask", "Hypotheses", "InputError",
     "Loaded", "Loss", "MaskedModel", "Metric", "ModelSpec", "Objective", "Progress", "Sizes", "StepDecoder",
     "Symbols", "Task", "UnforcedSeq2SeqTrainer", "UnforcedTrainer", "batch", "compare", "decode", "evaluate", "fit",
-    "load", "model", "objective", "report", "sample", "score", "shard", "task", "train", "wrap",
+    "fitted", "load", "model", "objective", "report", "sample", "score", "shard", "task", "train", "wrap",
 ]  # fmt: skip
 
 

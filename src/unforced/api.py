@@ -14,8 +14,10 @@ from unforced import catalogue, earlier
 from unforced import recipe as recipes
 from unforced.errors import InputError
 from unforced.loading import Loaded, OwnModel, build_network, fastest_device, load, read_recipe
+from unforced.models.huggingface.tokens import WrappedModel
 from unforced.models.protocol import ModelSpec
 from unforced.objectives.protocol import Objective
+from unforced.objectives.protocol import fitted as tell
 from unforced.recipe import Recipe
 from unforced.schema import build, nearest
 from unforced.tasks.protocol import Codec, FittedTask, Split, Task
@@ -24,10 +26,10 @@ from unforced.training.loop import Job
 from unforced.training.loop import train as run_job
 from unforced.training.options import Training
 from unforced.training.records import RunFolder
-from unforced.types import Batch, Example, Hypotheses
+from unforced.types import Batch, Encoded, Example, Hypotheses
 
 __all__ = [
-    "Loaded", "batch", "compare", "decode", "evaluate", "fit", "job", "load", "model", "objective", "report",
+    "Loaded", "batch", "compare", "decode", "evaluate", "fit", "fitted", "job", "load", "model", "objective", "report",
     "run_folder", "sample", "score", "task", "train",
 ]  # fmt: skip
 
@@ -158,6 +160,31 @@ def fit(
     )
     run_job(_job(single, model, task, chosen), Path(run), resume=resume, quiet=quiet)
     return Path(run)
+
+
+def fitted(objective: Objective, known: Any, examples: Iterable[Any] | None = None) -> Objective:
+    """The objective, told of the vocabulary and of the training data, for a training loop of one's own.
+
+    ``known`` is a codec, or what has one (a fitted task, a loaded model); ``examples`` are then raw or encoded examples. Or it
+    is a Hugging Face model as ``wrap`` gives it, with a ``tokenizer`` if it was given one, and ``examples`` are items with ``labels`` (or
+    ``input_ids``), as a trainer takes them.
+    """
+    if isinstance(known, WrappedModel):
+        from unforced.integrations.vocabulary import LabelledExamples, TokenizerVocabulary
+
+        items = () if examples is None else LabelledExamples(examples)
+        return tell(objective, TokenizerVocabulary(known, known.tokenizer), items)
+    codec = known if isinstance(known, Codec) else getattr(known, "codec", None)
+    if not isinstance(codec, Codec):
+        raise InputError(
+            f"{type(known).__name__} knows no vocabulary: give a codec, a fitted task, or a model that unforced.wrap has made"
+        )
+    every = () if examples is None else examples
+    return tell(
+        objective,
+        codec,
+        [each if isinstance(each, Encoded) else codec.encode(_example(each)) for each in every],
+    )
 
 
 def batch(model_or_task: Any, pairs: Iterable[Any]) -> Batch:

@@ -169,6 +169,22 @@ def test_batches_of_anything(run: Path, task: unforced.Task) -> None:
     assert isinstance(fitted, FittedTask)
 
 
+def test_objectives_are_told_of_the_data(run: Path, task: unforced.Task) -> None:
+    """By a codec, or by what has one; examples may be raw."""
+    near = unforced.objective("token_smoothing", vectors="co-occurrence", tau=0.2)
+    examples = task.read("train")
+    codec = task.fit(examples)
+    encoded = [codec.encode(example) for example in examples]
+    wanted = near.fitted(codec, encoded).known.near
+    for known, some in ((codec, encoded), (codec, examples), (FittedTask(task, codec), examples)):
+        found = unforced.fitted(near, known, some).known.near
+        assert all(torch.equal(a, b) for a, b in zip(found, wanted))
+    plain = unforced.objective("cross_entropy")
+    assert unforced.fitted(plain, codec) is plain
+    with pytest.raises(unforced.InputError, match="Own knows no vocabulary"):
+        unforced.fitted(near, Own(codec.sizes), examples)
+
+
 def test_builders() -> None:
     assert unforced.objective("label_smoothing", smoothing=0.2).smoothing == 0.2
     with pytest.raises(

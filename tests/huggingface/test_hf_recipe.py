@@ -284,6 +284,26 @@ def test_what_smoothing_asks_of_a_tokenizer(place: Path) -> None:
     assert set(codec.encode(Example("a", "b", ("b", "c"))).references) == {names.index("b"), names.index("c")}
 
 
+def test_objectives_are_told_of_a_wrapped_model(place: Path) -> None:
+    """In a loop of one's own: its tokenizer's special tokens are no words, and n-grams are counted in labels."""
+    codec = HuggingFace(path=str(place / "t5")).codec()
+    model = tf.AutoModelForSeq2SeqLM.from_pretrained(place / "t5")
+    wrapped = unforced.wrap(model, tokenizer=codec.tokenizer)
+    plain = unforced.objective("sequence_smoothing", tau=1e6)
+    assert (
+        unforced.fitted(plain, wrapped).known
+        == plain.fitted(TokenizerVocabulary(wrapped, codec.tokenizer)).known
+    )
+    cider = unforced.objective("sequence_smoothing", reward="cider", tau=0.1, proposal_tau=0.3, samples=3)
+    items = [{"labels": [5, 6, 7, 2]}, {"labels": [6, 7, -100, -100]}]
+    assert unforced.fitted(cider, wrapped, items).known.documents == (2, {(6,): 2, (7,): 2, (6, 7): 2})
+    with pytest.raises(InputError, match="none were given"):
+        unforced.fitted(cider, wrapped)
+    for wrong in (model, codec.tokenizer):
+        with pytest.raises(InputError, match="knows no vocabulary: give a codec"):
+            unforced.fitted(plain, wrong)
+
+
 def test_references_are_read_as_targets_are(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some tokenizers, such as Marian's, have other pieces for targets than for sources."""
     codec = HuggingFace(path=str(place / "t5")).codec()

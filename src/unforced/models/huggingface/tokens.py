@@ -14,7 +14,10 @@ from unforced.types import Symbols
 
 
 class WrappedModel(nn.Module):
-    """What all wrappers are: ``model`` is the Hugging Face model, whose parameters these are, ``symbols`` its special tokens."""
+    """What all wrappers are: ``model`` is the Hugging Face model, whose parameters these are, ``symbols`` its special tokens;
+    ``tokenizer`` is what the user named."""
+
+    tokenizer: Any = None
 
     def __init__(self, model: nn.Module, symbols: Symbols) -> None:
         super().__init__()

@@ -43,7 +43,9 @@ def wrap(
         raise InputError(f"wrap takes a model of the transformers library, not {type(hf_model).__name__}")
     known = Specials(hf_model, tokenizer)
     if not is_encoder_decoder(hf_model) and not _generates(hf_model):
-        return _masked(hf_model, known, pad, mask, banned)
+        masked = _masked(hf_model, known, pad, mask, banned)
+        masked.tokenizer = tokenizer
+        return masked
     given = (start,) if isinstance(start, int) else tuple(start or ())
     symbols = decoder_symbols(hf_model, known, given[-1] if given else None, pad, eos, banned)
     unheeded = [name for name in known.unheeded() if eos is None or not name.startswith("eos")]
@@ -58,6 +60,7 @@ def wrap(
         wrapped: Any = WrappedEncoderDecoder(hf_model, symbols, given[:-1])
     else:
         wrapped = WrappedCausal(hf_model, symbols)
+    wrapped.tokenizer = tokenizer
     if check:
         probe.check(wrapped)
     return wrapped
