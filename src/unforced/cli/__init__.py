@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Sequence
+from typing import TextIO
 
 from cyclopts import App, CycloptsError, Parameter
 
@@ -16,6 +18,8 @@ from unforced.cli.energies import sample, score
 from unforced.cli.looking import data, list_, plot, show
 from unforced.cli.training import compare, decode, evaluate, report, train
 from unforced.errors import InputError
+
+_SHOWN = warnings.showwarning
 
 app = App(
     name="unforced",
@@ -36,8 +40,14 @@ app.command(list_, name="list")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line and give its exit code."""
+    with warnings.catch_warnings():
+        warnings.showwarning = _say
+        return _run(sys.argv[1:] if argv is None else list(argv))
+
+
+def _run(argv: Sequence[str]) -> int:
     try:
-        code = app(sys.argv[1:] if argv is None else list(argv))
+        code = app(argv)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except (InputError, CycloptsError) as error:
@@ -51,6 +61,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         complain(error)
         return 1
+
+
+def _say(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """The library's warnings as sentences, without the line of code that they come from; others as they are."""
+    if category is UserWarning:
+        print(f"unforced: warning: {message}", file=sys.stderr)
+    else:
+        _SHOWN(message, category, filename, lineno, file, line)
 
 
 def complain(error: Exception) -> None:
