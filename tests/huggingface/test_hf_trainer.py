@@ -371,7 +371,7 @@ def test_data_sets_that_stream(tmp_path: Path) -> None:
             data_collator=collate,
         )
 
-    counted = made(reward="cider", samples=3)
+    counted = made(reward="cider", samples=3, proposal_tau=0.5)
     counted.train()
     assert len(losses(counted)) == 2
     with pytest.raises(InputError, match="no training example has references"):

@@ -428,7 +428,7 @@ def test_equation_14(name: str, lazy: bool) -> None:
     """Tokens of every output smoothed, and the gold's: losses of outputs one by one, or of the gold's prefixes."""
     model, batch = network(name), sourced()
     token = TokenSmoothing(tau=0.6, mix=0.7, nearest=2)
-    sequence = SequenceSmoothing(tau=0.9, mix=0.4, samples=5, lazy=lazy, reward="bleu")
+    sequence = SequenceSmoothing(tau=0.9, mix=0.4, samples=5, lazy=lazy, reward="bleu", proposal_tau=0.9)
     loss = loss_of(TokenSequenceSmoothing(token, sequence), model, batch)
     draws = drawn(sequence, model, batch)
     if lazy:
@@ -475,7 +475,7 @@ def test_parts_of_equation_14() -> None:
         {"lazy": True, "samples": None},
         {"lazy": True, "samples": None, "vocabulary": "batch", "mix": 0.7},
         {"reward": "edit", "proposal": "edit", "samples": 3},
-        {"reward": "bleu", "samples": 3, "mix": 0.9},
+        {"reward": "bleu", "samples": 3, "mix": 0.9, "proposal_tau": 0.01},
     ],
     ids=str,
 )
@@ -570,7 +570,7 @@ def test_only_words_stand_in_for_others(proposal: Any) -> None:
 
 def test_nothing_is_learnt_of_padding() -> None:
     """No loss, however it is made, raises the probability of what can't be emitted."""
-    model, batch = toy(7), batch_of([[3, 4, 5, 2], [6, 2]])
+    model, batch = toy(7), batch_of([[3, 4, 5, 2], [6, 2]], references=torch.tensor([[3, 4, 5], [6, 0, 0]]))
     for fields in (
         {"samples": 30},
         {"samples": 30, "lazy": True},
@@ -663,7 +663,10 @@ def test_real_vocabularies_and_every_kind_of_model(tokens: Any, name: str) -> No
     model = {**SPECS, "causal": Causal(width=8, heads=2, layers=1, feedforward=8)}[name].build(codec.sizes)
     for token, sequence in (
         (TokenSmoothing(tau=0.3, vectors="co-occurrence"), SequenceSmoothing(tau=0.3, mix=0.5)),
-        (TokenSmoothing(tau=0.0), SequenceSmoothing(reward="cider", vocabulary="references", samples=3)),
+        (
+            TokenSmoothing(tau=0.0),
+            SequenceSmoothing(reward="cider", vocabulary="references", samples=3, proposal_tau=0.5),
+        ),
         (TokenSmoothing(tau=0.3), SequenceSmoothing(reward="edit", proposal="edit", samples=2)),
         (TokenSmoothing(tau=0.3), SequenceSmoothing(lazy=True, vocabulary="batch")),
     ):
@@ -677,7 +680,9 @@ def test_real_vocabularies_and_every_kind_of_model(tokens: Any, name: str) -> No
     own = [
         set(itertools.chain(*as_lists(rows)))
         for rows in drawn(
-            SequenceSmoothing(tau=9.0, vocabulary="references", samples=99).fitted(codec), model, batch
+            SequenceSmoothing(tau=9.0, vocabulary="references", samples=99).fitted(codec, examples),
+            model,
+            batch,
         ).outputs
     ]
     for seen, example, row in zip(own, examples, batch.gold):
@@ -707,6 +712,8 @@ def test_real_vocabularies_and_every_kind_of_model(tokens: Any, name: str) -> No
             "samples can be none only with lazy and a Hamming",
         ),
         ({"proposal_tau": 0.0}, "proposal_tau must be positive"),
+        ({"samples": 3, "reward": "bleu"}, "with reward bleu a proposal_tau must be given"),
+        ({"samples": 3, "reward": "cider"}, "with reward cider a proposal_tau must be given"),
         ({"proposal": "swap"}, "proposal is hamming or edit"),
         ({"proposal": "edit"}, "a Hamming reward is for outputs of the gold's length"),
         ({"proposal": "edit", "reward": "edit", "samples": 4, "lazy": True}, "lazy scores samples behind"),
@@ -722,9 +729,9 @@ def test_what_can_only_be_seen_later_is_refused_later() -> None:
     with pytest.raises(InputError, match="change the length of outputs, which is fixed"):
         loss_of(edits, network("tagger"), sourced(FIXED))
     with pytest.raises(InputError, match="has counted no n-grams for CIDEr yet: call fitted"):
-        loss_of(SequenceSmoothing(reward="cider", samples=2), toy(), batch_of([[3, 2]]))
+        loss_of(SequenceSmoothing(reward="cider", samples=2, proposal_tau=0.5), toy(), batch_of([[3, 2]]))
     with pytest.raises(InputError, match="none were given"):
-        SequenceSmoothing(reward="cider", samples=2).fitted(codec_of(5))
+        SequenceSmoothing(reward="cider", samples=2, proposal_tau=0.5).fitted(codec_of(5))
     with pytest.raises(InputError, match=r"set sequence\.samples"):
         TokenSequenceSmoothing(sequence=SequenceSmoothing(lazy=True, samples=None))
 
@@ -739,10 +746,14 @@ def test_what_can_only_be_seen_later_is_refused_later() -> None:
 def test_recipes_can_say_all_of_it() -> None:
     found = build(
         TokenSequenceSmoothing,
-        {"token": {"tau": 0.1, "vectors": "co-occurrence"}, "sequence": {"reward": "cider", "samples": 5}},
+        {
+            "token": {"tau": 0.1, "vectors": "co-occurrence"},
+            "sequence": {"reward": "cider", "samples": 5, "proposal_tau": 0.2},
+        },
     )
     assert found == TokenSequenceSmoothing(
-        TokenSmoothing(tau=0.1, vectors="co-occurrence"), SequenceSmoothing(reward="cider", samples=5)
+        TokenSmoothing(tau=0.1, vectors="co-occurrence"),
+        SequenceSmoothing(reward="cider", samples=5, proposal_tau=0.2),
     )
     assert to_mapping(found)["sequence"]["proposal"] == "hamming"
     assert build(TokenSequenceSmoothing, to_mapping(found)) == found

@@ -18,7 +18,7 @@ from unforced.models.toy import Toy
 from unforced.objectives._nearest import near_words
 from unforced.objectives._outputs import END, first_equal
 from unforced.objectives._rewards import distances
-from unforced.objectives._smoothed import smoothed_nll
+from unforced.objectives._smoothed import Target, smoothed_nll
 from unforced.objectives._vectors import read_vectors, spellings, unused
 from unforced.objectives.cross_entropy import CrossEntropy
 from unforced.objectives.label_smoothing import LabelSmoothing
@@ -76,7 +76,7 @@ def test_edit_proposals_refuse_several_ends_and_crowds() -> None:
     assert loss_of(objective, model(), rows([5, 6, 2], [4, 2])).total.isfinite()
     crowded = SequenceSmoothing(reward="edit", proposal="edit", samples=2, tau=2.0)
     with pytest.raises(
-        InputError, match=r"5 tokens would be mostly insertions: take a proposal_tau below 0\.621"
+        InputError, match=r"5 tokens would be mostly insertions: take a smaller proposal_tau \(at 0\.250"
     ):
         crowded.fitted(codec())
     assert SequenceSmoothing(reward="edit", proposal="edit", samples=2, tau=2.0, proposal_tau=0.6).fitted(
@@ -87,11 +87,55 @@ def test_edit_proposals_refuse_several_ends_and_crowds() -> None:
 @pytest.mark.parametrize("vocabulary", ["batch", "references"])
 def test_edit_proposals_from_many_tokens_of_a_batch_warn(vocabulary: Any) -> None:
     fields: dict[str, Any] = {"reward": "edit", "proposal": "edit", "samples": 2, "vocabulary": vocabulary}
-    with pytest.warns(UserWarning, match=r"mostly insertions at this temperature"):
-        loss_of(SequenceSmoothing(**fields, tau=2.0), model(), rows([5, 6, 3, 2]))
+    batch = replace(rows([5, 6, 3, 2]), references=torch.tensor([[5, 6, 3]]))
+    for tau in (2.0, 0.6):  # with three tokens one more insertion weighs 1.8 and 0.57
+        with pytest.warns(UserWarning, match=r"mostly insertions at this temperature"):
+            loss_of(SequenceSmoothing(**fields, tau=tau), model(), batch)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert loss_of(SequenceSmoothing(**fields, tau=0.9), model(), rows([5, 6, 3, 2])).total.isfinite()
+        assert loss_of(SequenceSmoothing(**fields, tau=0.5), model(), batch).total.isfinite()
+
+
+def test_temperatures_at_which_nothing_or_nearly_all_changes_are_told_of() -> None:
+    """The one that is named instead changes one token in ten."""
+    names = ("<pad>", "<bos>", "<eos>", "<unk>", *(f"w{i}" for i in range(2000)))
+    for fields in (
+        {"tau": 0.05},
+        {"tau": 0.2},
+        {"tau": 0.01, "reward": "bleu", "proposal_tau": 0.2, "samples": 3},
+    ):
+        with pytest.warns(
+            UserWarning, match=r"tau 0\.\d+ \S+ of the tokens change to others of 2000; .* at 0\.102"
+        ):
+            SequenceSmoothing(**fields).fitted(codec(names))  # type: ignore[arg-type]
+    around = SequenceSmoothing(tau=0.102).fitted(codec(names)).around(rows([5, 2]), 2004)
+    assert around.log_odds.sigmoid()[0, 0] == pytest.approx(0.1, rel=0.02)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for fields in (
+            {"tau": 0.102},
+            {"tau": 0.0},
+            {"tau": 9.0, "mix": 0.0},
+            {"tau": 9.0, "vocabulary": "batch"},
+        ):
+            SequenceSmoothing(**fields).fitted(codec(names))  # type: ignore[arg-type]
+
+
+def test_references_that_are_not_there_are_told_of() -> None:
+    """Not replaced by the gold's own tokens."""
+    objective = SequenceSmoothing(tau=0.5, vocabulary="references")
+    with pytest.raises(InputError, match="is for batches that have references"):
+        loss_of(objective, model(), rows([5, 6, 2]))
+    for examples in ((), [Encoded(None, [5, 6, 2])]):
+        with pytest.raises(InputError, match="no training example has references"):
+            objective.fitted(codec(), examples)
+
+
+def test_cider_needs_targets_that_differ() -> None:
+    objective = SequenceSmoothing(reward="cider", samples=2, proposal_tau=0.5)
+    for number in (1, 9):
+        with pytest.raises(InputError, match="CIDEr weighs n-grams by how few of the training targets"):
+            objective.fitted(codec(), [Encoded(None, [5, 6, 2])] * number)
 
 
 @pytest.mark.parametrize("lazy", [False, True])
@@ -176,6 +220,14 @@ def test_parallel_vectors_at_next_to_no_temperature() -> None:
     units = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
     near = near_words(units, units.any(dim=1), torch.arange(3), tau=1e-50, count=2)
     assert near.weights.tolist() == [[0.5, 0.5], [0.5, 0.5], [1.0, 0.0]]
+    torch.manual_seed(0)
+    for _ in range(20):  # whose products with themselves are one and a rounding error, up or down
+        one = torch.nn.functional.normalize(torch.randn(1, 40), dim=1)
+        near = near_words(
+            one.expand(2, -1), torch.ones(2, dtype=torch.bool), torch.arange(2), tau=1e-9, count=2
+        )
+        assert (near.weights.amax(dim=1) >= 0.5).all()
+        torch.testing.assert_close(near.weights.sum(dim=1), torch.ones(2))
 
 
 # ---- vectors ----
@@ -192,7 +244,11 @@ def test_a_word_that_begins_with_a_mark_makes_no_pieces() -> None:
     [
         ("man 0.9 0.1\nwoman 0.9 0.1 0.4\n", ":2: a word and 2 numbers wanted, 4 cells found"),
         ("300 2\nman 0.9 0.1\n", "is cut off: its first line promises 300 words, and it has 1"),
-        ("man 0 0\n", "none of the 2 tokens of the data has a vector"),
+        ("men 1 0\n", "none of the 2 tokens of the data has a vector"),
+        (
+            "man 0 0\nwoman 1 0\n",
+            "only one of the 2 tokens of the data has a vector",
+        ),
     ],
 )
 def test_odd_texts_are_refused(content: str, complaint: str, tmp_path: Path) -> None:
@@ -212,17 +268,17 @@ def test_marks_blanks_and_large_and_small_numbers_are_read(tmp_path: Path) -> No
 
 def test_blank_lines_blank_words_and_lost_bytes_are_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "vectors.txt"
-    path.write_bytes(b"\nman 3 4\n\t 5 6\n\xc3 7 8\n")
-    vectors, there = read_vectors(path, ["man", "\ufffd", "Ġ"])
-    assert there.tolist() == [True, False, False]
+    path.write_bytes(b"\nman 3 4\n\t 5 6\n\xc3 7 8\nwoman 1 0\n")
+    vectors, there = read_vectors(path, ["man", "\ufffd", "Ġ", "woman"])
+    assert there.tolist() == [True, False, False, True]
     torch.testing.assert_close(vectors[0], torch.tensor([0.6, 0.8]))
 
 
 def test_odd_archives(tmp_path: Path) -> None:
     path = tmp_path / "vectors.npz"
-    np.savez(path, words=np.array(["man"]), matrix=np.array([[3, 4]]))
-    vectors, _ = read_vectors(path, ["man"])
-    torch.testing.assert_close(vectors, torch.tensor([[0.6, 0.8]]))
+    np.savez(path, words=np.array(["man", "woman"]), matrix=np.array([[3, 4], [0, 2]]))
+    vectors, _ = read_vectors(path, ["man", "woman"])
+    torch.testing.assert_close(vectors, torch.tensor([[0.6, 0.8], [0.0, 1.0]]))
     np.savez(path, words=np.array(["man"]), matrix=np.zeros((1, 0)))
     with pytest.raises(InputError, match="has a vector"):
         read_vectors(path, ["man"])
@@ -273,8 +329,10 @@ def test_a_vocabulary_other_than_the_models_is_refused() -> None:
             loss_of(objective, model(), many)
     with pytest.raises(RuntimeError, match="smaller than num_classes"):  # another fault keeps its own words
         loss_of(SequenceSmoothing().fitted(codec()), model(), rows([3, 9, 4, 2]))
-    with pytest.raises(InputError, match="has no token_names"):
-        TokenSmoothing(vectors="vectors.txt").fitted(SimpleNamespace(symbols=SYMBOLS, sizes=Sizes(8)))
+    nameless = codec(("",) * 8), SimpleNamespace(symbols=SYMBOLS, sizes=Sizes(8))
+    for each in nameless:
+        with pytest.raises(InputError, match="looked up by name, and these tokens have none"):
+            TokenSmoothing(vectors="vectors.txt").fitted(each)
     with pytest.raises(InputError, match="sequence must be a SequenceSmoothing, not"):
         TokenSequenceSmoothing(sequence={"samples": 2})
 
@@ -296,6 +354,9 @@ def test_targets_and_losses_keep_their_precision_under_autocast() -> None:
     with torch.no_grad():
         network.table.normal_()
     scores = 5 * torch.randn(4, SIZE)
+    exact = TokenSmoothing(tau=0.5, nearest=3).smoothed(network, SYMBOLS, tokens, scores).target
+    half = TokenSmoothing(tau=0.5, nearest=3).smoothed(network, SYMBOLS, tokens, scores.bfloat16()).target
+    assert torch.equal(half.weights, exact.weights)  # scores in half precision are no reason for such targets
     for vectors, tau in (("model", 0.01), ("model", 1e-5), ("uniform", 0.5)):
         objective, found = TokenSmoothing(vectors=vectors, tau=tau, nearest=3), []
         for on in (False, True):
@@ -341,8 +402,8 @@ def gapped(fill: int) -> Batch:
     [
         {},
         {"mix": 0.5, "samples": 3},
-        {"reward": "bleu", "samples": 3},
-        {"reward": "bleu", "samples": 3, "lazy": True},
+        {"reward": "bleu", "samples": 3, "proposal_tau": 0.5},
+        {"reward": "bleu", "samples": 3, "lazy": True, "proposal_tau": 0.5},
         {"lazy": True},
         {"lazy": True, "samples": None},
     ],
@@ -418,7 +479,7 @@ def test_fitting_needs_encoded_examples() -> None:
     examples: Any = [Example("a", "b c")]
     for objective in (
         TokenSmoothing(vectors="co-occurrence"),
-        SequenceSmoothing(reward="cider", samples=2),
+        SequenceSmoothing(reward="cider", samples=2, proposal_tau=0.5),
     ):
         with pytest.raises(InputError, match="fitted to encoded examples"):
             objective.fitted(codec(), examples)
@@ -523,9 +584,148 @@ def test_longest_confines_edited_outputs() -> None:
         SequenceSmoothing(longest=5)
 
 
-def test_a_tau_next_to_nothing_takes_the_best_sample() -> None:
-    objective = SequenceSmoothing(reward="bleu", tau=1e-310, proposal_tau=1.0, samples=4)
-    assert loss_of(objective, model(), rows([3, 4, 5, 6, 2], [7, 2])).total.isfinite()
+@pytest.mark.parametrize("longest", [None, 5])
+def test_a_tau_next_to_nothing_takes_the_best_sample(longest: int | None) -> None:
+    """All weight is on those nearest to the gold, by 1 / q where several are; too long ones are none of them."""
+    proposal = "hamming" if longest is None else "edit"
+    objective = SequenceSmoothing(
+        reward="edit", tau=1e-310, proposal=proposal, proposal_tau=0.4, samples=6, longest=longest
+    )
+    batch, network = rows([3, 4, 5, 6, 2], [7, 2]), model()
+    assert loss_of(objective, network, batch).total.isfinite()
+    drawn = objective.draws(network, batch, network.start(batch), torch.tensor([7, 8]))
+    d = distances("edit", drawn.outputs, batch.gold.masked_fill(~batch.mask, END), end=2)
+    fits = (drawn.outputs != END).sum(dim=2) <= (6 if longest is None else 5)
+    assert (d.masked_fill(~fits, torch.inf).amin(dim=1) < d.amax(dim=1)).any()
+    best = fits & (d == d.masked_fill(~fits, torch.inf).amin(dim=1, keepdim=True))
+    assert torch.equal(drawn.weights > 0, best)
+    torch.testing.assert_close(drawn.weights.sum(dim=1), torch.ones(2, dtype=torch.float64))
+
+
+def test_too_few_positions_for_edited_outputs_name_the_remedy() -> None:
+    class Short(torch.nn.Module):
+        def __init__(self, network: Any) -> None:
+            super().__init__()
+            self.network, self.start, self.embed, self.score = (
+                network,
+                network.start,
+                network.embed,
+                network.score,
+            )
+
+        def advance(self, state: Any, inputs: torch.Tensor) -> Any:
+            if inputs.shape[1] > 4:
+                raise InputError("there are 4 positions")
+            return self.network.advance(state, inputs)
+
+    fields: dict[str, Any] = {"reward": "edit", "proposal": "edit", "tau": 0.45, "samples": 9}
+    batch = rows([3, 4, 5, 2])
+    with pytest.raises(InputError, match=r"there are 4 positions; edited outputs .* longest bounds them"):
+        loss_of(SequenceSmoothing(**fields), Short(model()), batch)
+    assert loss_of(SequenceSmoothing(**fields, longest=4), Short(model()), batch).total.isfinite()
+    with pytest.raises(InputError, match=r"there are 4 positions$"):  # of the gold's own length
+        loss_of(SequenceSmoothing(), Short(model()), rows([3, 4, 5, 6, 2]))
+
+
+def test_metrics_tell_of_samples_as_they_are_drawn() -> None:
+    """Also where they are too long to count: a proposal that is of no use must not look like a perfect one."""
+    fields: dict[str, Any] = {"reward": "edit", "proposal": "edit", "tau": 0.45, "samples": 3}
+    batch, network, keys = rows([3, 4, 2], [6, 7, 3, 2]), model(), torch.tensor([3, 4])
+    start = network.start(batch)
+    free = SequenceSmoothing(**fields).draws(network, batch, start, keys)
+    d = distances("edit", free.outputs, batch.gold.masked_fill(~batch.mask, END), end=2)
+    mean, words = d.mean(dim=1).sum(), batch.mask.sum() - 2
+    for longest in (None, 1):
+        found = SequenceSmoothing(**fields, longest=longest).draws(network, batch, start, keys).metrics
+        assert found["drawn_distance"][0] == pytest.approx(float(mean))
+        assert found["drawn_distance"][1] == 2
+        assert found["changed"] == (d.sum(), words * 3)
+        if longest is not None:
+            long = (free.outputs != END).sum(dim=2) > batch.mask.sum(dim=1, keepdim=True)
+            assert long.any()
+            assert found["too_long"] == (long.sum(), 6)
+    fields, many, keys = {**fields, "samples": 2}, rows(*[[3, 2]] * 60), torch.arange(60)
+    free = SequenceSmoothing(**fields).draws(network, many, network.start(many), keys)
+    bound = SequenceSmoothing(**fields, longest=1).draws(network, many, network.start(many), keys)
+    long = (free.outputs != END).sum(dim=2) > 2
+    assert long.all(dim=1).any()
+    worth = bound.weights.square().sum(dim=1).reciprocal()
+    worth[long.all(dim=1)] = 1  # without a sample an example is worth its gold, which is one output
+    assert bound.metrics["ess"][0] == pytest.approx(float(worth.sum()))
+
+
+@pytest.mark.parametrize("mix", [1.0, 0.6])
+def test_both_levels_tell_of_tokens_by_their_weight(mix: float) -> None:
+    """Fed or only scored, of the same outputs the same is told; a gold that weighs nothing is left out."""
+    token = TokenSmoothing(tau=0.3, vectors="co-occurrence", mix=0.5)
+    examples = [Encoded(None, [3, 4, 2]), Encoded(None, [5, 4, 2]), Encoded(None, [5, 3, 2])]
+    batch, found = rows([3, 4, 5, 2], [6, 2]), []
+    for lazy in (False, True):
+        sequence = SequenceSmoothing(tau=1.0, samples=3, lazy=lazy, mix=mix)
+        fitted = TokenSequenceSmoothing(token, sequence).fitted(codec(), examples)
+        told = loss_of(fitted, model(), batch).metrics
+        found.append([float(told[name][0] / told[name][1]) for name in ("moved", "covered", "rest")])
+    assert found[0] == pytest.approx(found[1])
+    assert found[0][1] > 0
+
+
+def test_uniform_smoothing_has_a_rest_without_a_list() -> None:
+    fields: dict[str, Any] = {"vectors": "uniform", "tau": 0.7}
+    told = loss_of(TokenSmoothing(**fields), model(), rows([3, 4, 2])).metrics
+    assert told["rest"] == told["moved"]
+    assert told["rest"][0] > 0.1
+
+
+class Without(torch.nn.Module):
+    """A model that never emits one word."""
+
+    def __init__(self, network: Any, never: int) -> None:
+        super().__init__()
+        self.network, self.never = network, never
+        self.start, self.embed, self.advance = network.start, network.embed, network.advance
+
+    def score(self, features: torch.Tensor) -> torch.Tensor:
+        scores = self.network.score(features)
+        return scores.index_fill(-1, torch.tensor([self.never]), -torch.inf)
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [
+        TokenSmoothing(vectors="uniform", tau=1e-3),
+        TokenSmoothing(vectors="model", tau=1e-3, nearest=2),
+        TokenSmoothing(vectors="model", tau=1e-3, nearest=None),
+        SequenceSmoothing(tau=1e-3, lazy=True, samples=None),
+        SequenceSmoothing(tau=1e-3, lazy=True, samples=None, vocabulary="batch"),
+        TokenSequenceSmoothing(TokenSmoothing(vectors="uniform", tau=1e-3), SequenceSmoothing(tau=1e-3)),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+def test_words_without_mass_may_be_impossible(objective: Any) -> None:
+    network, batch = Without(model(), 7), rows([3, 4, 5, 2], [6, 2])
+    loss = loss_of(objective, network, batch)
+    torch.testing.assert_close(loss.total, loss_of(CrossEntropy(), network, batch).total, rtol=1e-12, atol=0)
+    assert all(bool(total.isfinite()) for total, _ in loss.metrics.values())
+
+
+def test_a_weight_of_zero_on_an_impossible_word_costs_nothing() -> None:
+    scores = torch.tensor([[0.0, 1.0, -torch.inf]], requires_grad=True)
+    target = Target(torch.tensor([[1, 2]]), torch.tensor([[1.0, 0.0]]))
+    losses, nll = smoothed_nll(scores, torch.tensor([1]), target)
+    assert torch.equal(losses, nll)
+    losses.sum().backward()
+    assert scores.grad is not None
+    assert bool(scores.grad.isfinite().all())
+
+
+def test_banned_tokens_of_the_gold_stay_without_being_told_of_them() -> None:
+    """An objective that isn't fitted knows them from the batch."""
+    banned = replace(rows([4, 5, 6, 2]), symbols=SYMBOLS._replace(banned=(0, 1, 4)))
+    drawn = SequenceSmoothing(tau=20.0, samples=50).draws(
+        model(), banned, model().start(banned), torch.tensor([7])
+    )
+    assert set(drawn.outputs[0, :, 0].tolist()) == {4}
+    assert len(set(drawn.outputs[0, :, 1].tolist())) > 2
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,15 @@ def test_words_with_blanks_doubled_words_and_broken_ones(tmp_path: Path) -> None
     assert there.tolist() == [True, False, True]  # zeros have no direction
 
 
+def test_zeros_are_no_vector(tmp_path: Path) -> None:
+    """Another spelling, or a later line, has one."""
+    path = tmp_path / "vectors.txt"
+    path.write_text("The 0 0\nthe 1 0\na 0 0\na 0 2\n")
+    vectors, there = read_vectors(path, ["The", "a", "b"])
+    assert there.tolist() == [True, True, False]
+    assert vectors.tolist() == [[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]]
+
+
 @pytest.mark.parametrize(
     ("content", "word"),
     [

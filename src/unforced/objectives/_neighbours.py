@@ -159,7 +159,7 @@ class EditProposal:
     Many ways lead to one output; q sums over all of them (a forward pass over pairs of positions, as Ristad & Yianilos 1998
     do it). Every output over V_sub of at most T + J (T + 1) tokens has some way, and unless more than J insertions have to
     stand side by side, one of as many edits as its edit distance: q is then never less than exp(−distance / τ) / Z, so
-    weights of an edit reward at the same τ are bounded.
+    weights of an edit reward at the same τ are bounded (but for outputs with gold tokens that V_sub has not).
     """
 
     gold: Tensor  # [B,T], ``END`` behind the end

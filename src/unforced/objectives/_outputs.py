@@ -53,8 +53,8 @@ def first_equal(outputs: Tensor) -> Tensor:
 
 
 def within(longest: int | None, outputs: Tensor, gold: Tensor) -> tuple[Tensor, Tensor]:
-    """Outputs [B,N,T], and which of them [B,N] have more than ``longest`` tokens, and more than their gold [B,T]; where all
-    of an example have, the gold stands in for them.
+    """Outputs [B,N,T], with the gold [B,T] in place of all of an example where each has more than ``longest`` tokens, and more
+    than the gold; and which of them [B,N] had.
 
     >>> two = torch.tensor([[[3, 3, 2], [3, 2, -1]], [[3, 3, 2], [4, 4, 2]]])
     >>> within(2, two, torch.tensor([[3, 2], [4, 2]]))
@@ -62,7 +62,7 @@ def within(longest: int | None, outputs: Tensor, gold: Tensor) -> tuple[Tensor, 
              [ 3,  2, -1]],
             [[ 4,  2, -1],
              [ 4,  2, -1]]]), tensor([[ True, False],
-            [False, False]]))
+            [ True,  True]]))
     """
     lengths = (outputs != END).sum(dim=2)
     if longest is None:
@@ -71,7 +71,7 @@ def within(longest: int | None, outputs: Tensor, gold: Tensor) -> tuple[Tensor, 
     lost = long.all(dim=1)
     width = max(outputs.shape[2], gold.shape[1])
     outputs, gold = (F.pad(some, (0, width - some.shape[-1]), value=END) for some in (outputs, gold))
-    return torch.where(lost[:, None, None], gold.unsqueeze(1), outputs), long & ~lost.unsqueeze(1)
+    return torch.where(lost[:, None, None], gold.unsqueeze(1), outputs), long
 
 
 def prefixes(batch: Batch, examples: Tensor, outputs: Tensor) -> Tensor:

@@ -119,7 +119,8 @@ def cider_cost(gold: list[int], documents: Documents) -> Callable[[list[int]], f
             if norm and (own := length(made)):
                 shared = sum(min(x, want[gram]) * want[gram] for gram, x in made.items() if gram in want)
                 found += shared / (own * norm)
-        return 1 - found / ORDER * math.exp(-((len(output) - len(gold)) ** 2) / (2 * SIGMA**2))
+        likeness = found / ORDER * math.exp(-((len(output) - len(gold)) ** 2) / (2 * SIGMA**2))
+        return max(0.0, 1 - likeness)  # one and a rounding error is one
 
     return cost
 

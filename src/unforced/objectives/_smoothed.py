@@ -159,7 +159,7 @@ class _SmoothedNLL(torch.autograd.Function):
         )  # a model may give −inf to what has no weight
         found = -(weights * listed).sum(dim=1)
         if rest is not None and share is not None:
-            found = found - rest * shared(log_probs, share)
+            found = found - torch.where(rest == 0, 0.0, rest * shared(log_probs, share))
         nll = -log_probs.gather(1, gold.unsqueeze(1)).squeeze(1)
         ctx.save_for_backward(log_probs, tokens, weights, rest, share)
         ctx.mark_non_differentiable(nll)

@@ -153,7 +153,7 @@ def read_vectors(
 
     ``~`` and ``$VARIABLE`` in the path are replaced. Only vectors of tokens that occur are kept in memory. A vector of
     zeros is none, and of several for one word the first counts. No two tokens get the same one, or no temperature could tell
-    them apart: it belongs to the one that is spelt so, else to the first. Raises ``InputError`` if no token has a vector.
+    them apart: it belongs to the one that is spelt so, else to the first. Raises ``InputError`` if fewer than two tokens have one.
     """
     place = located(str(path))
     wanted = spellings(names, without)
@@ -162,7 +162,7 @@ def read_vectors(
     found: dict[str, np.ndarray] = {}
     taken: set[str] = set()
     for word, vector in rows:
-        if word in known and word not in found and LOST not in word:
+        if word in known and word not in found and LOST not in word and np.any(vector):
             found[word] = vector
     chosen: dict[int, str] = {}
     for rank in range(2):  # spelt alike first: "The" has the vector of "the" only if the data has no "the"
@@ -170,23 +170,23 @@ def read_vectors(
             if id not in chosen and rank < len(forms) and forms[rank] in found and forms[rank] not in taken:
                 chosen[id] = forms[rank]
                 taken.add(forms[rank])
-    missing = f"{place}: none of the {len(names)} tokens of the data has a vector in this file."
     if not chosen:
-        raise InputError(missing)
-    width = len(next(iter(found.values())))
-    matrix = np.zeros((len(names), width))
-    for id, match in chosen.items():
-        matrix[id] = found[match]
-        with np.errstate(over="ignore"):
-            length = np.linalg.norm(matrix[id])
+        raise InputError(f"{place}: none of the {len(names)} tokens of the data has a vector in this file.")
+    matrix = np.stack([np.asarray(found[match], dtype=np.float64) for match in chosen.values()])
+    with np.errstate(over="ignore"):
+        lengths = np.linalg.norm(matrix, axis=1)
+    for match, length in zip(chosen.values(), lengths):
         if not np.isfinite(length):
             raise InputError(
                 f"{place}: the vector of {match!r} has a number that isn't finite, or is too large."
             )
-    vectors, there = units(torch.from_numpy(matrix))
-    if not bool(there.any()):
-        raise InputError(missing)
-    return vectors.float(), there
+    if len(chosen) < 2:
+        raise InputError(
+            f"{place}: only one of the {len(names)} tokens of the data has a vector in this file, and nearness takes two."
+        )
+    vectors = torch.zeros(len(names), matrix.shape[1])
+    vectors[list(chosen)] = units(torch.from_numpy(matrix))[0].float()
+    return vectors, vectors.any(dim=1)
 
 
 def located(path: str) -> Path:

@@ -39,7 +39,9 @@ CROWD = (
     "edit proposals are mostly insertions at this temperature, from as many tokens as there are: take a smaller proposal_tau "
     "(the metric changed should be well below one)"
 )
-CROWDED = 1.0  # weight of one more insertion from which on edited outputs are as long as they can be
+CROWDED = 1.0  # weight of one more insertion from which on edited outputs are as long as they can be ...
+BUSY = 0.5  # ... and from which on they have as many insertions as tokens of the gold
+FEW, MANY = 0.01, 0.5  # shares of tokens that change which are hardly what was meant
 
 
 class Known(NamedTuple):
@@ -80,7 +82,8 @@ class SequenceSmoothing:
     The other three can't be drawn from. Samples come from a ``proposal`` q at a temperature of its own, ``proposal_tau`` (τ
     if None), and are weighed by r / q, normalised over the ``samples`` of an example (eqs. 9 to 11), so there must be at
     least two; the metric ``ess`` says how many equally weighed ones they are worth. (So few can't be as sharp as r: as τ
-    goes to zero all weight goes to the best sample, which is the gold only if that was drawn.) Proposals are
+    goes to zero all weight goes to the best sample, which is the gold only if that was drawn.) "bleu" and "cider" need a
+    ``proposal_tau``, since their τ is on another scale. Proposals are
 
     - "hamming": outputs of the gold's length, by Hamming distance; r is confined to these;
     - "edit": tokens kept, deleted or replaced, and others inserted between them, at most eight side by side; r is confined to
@@ -88,7 +91,7 @@ class SequenceSmoothing:
       are mostly insertions unless M e^(−1/τ) is well below one; from one on "all" tokens are refused, and there is a warning
       where a batch or an example's references have so many. ``longest`` bounds outputs, for models that have only so many
       positions: r is confined to those of at most so many tokens, the end symbol among them (or as many as the gold has); where
-      all samples of an example are longer, it learns from its gold.
+      all samples of an example are longer, it learns from its gold. The metric ``too_long`` is the share of samples that are.
 
     d of "bleu" and "cider" lies between 0 and 1, so τ must be small: where each further edit brings M times as many outputs and costs
     less than log M · τ, r is all but uniform, and what is far from the gold weighs most. Where the metric ``distance``, the mean of d by
@@ -157,11 +160,21 @@ class SequenceSmoothing:
             raise InputError(
                 f"samples must be a whole number of at least {1 + self.weighed}, not {self.samples}{why}"
             )
+        if self.reward in ("bleu", "cider") and self.proposal_tau is None and not self.off:
+            raise InputError(
+                f"with reward {self.reward} a proposal_tau must be given, since tau is a temperature of that reward and samples are "
+                f"drawn by {self.proposal} distance: with m tokens to choose from, one in ten changes at 1 / log(9 m)"
+            )
 
     @property
     def weighed(self) -> bool:
         """Whether samples come from another distribution than r."""
         return self.reward != "hamming" or self.proposal_tau not in (None, self.tau)
+
+    @property
+    def drawn_at(self) -> float:
+        """The temperature of the proposal."""
+        return self.tau if self.proposal_tau is None else self.proposal_tau
 
     @property
     def off(self) -> bool:
@@ -171,36 +184,48 @@ class SequenceSmoothing:
     def fitted(self, codec: Any, examples: Sequence[Encoded] = ()) -> SequenceSmoothing:
         """The objective, knowing the vocabulary and, for CIDEr, how many training targets have each n-gram."""
         documents = None
-        if (
-            self.vocabulary == "references"
-            and examples
-            and not any(len(each.references) for each in examples)
-        ):
+        if self.vocabulary == "references" and not any(len(each.references) for each in examples):
             raise InputError(
                 'no training example has references beside its target, so vocabulary "references" would be the target\'s own tokens'
             )
         known, fixed = special(codec), wordless(codec) - {codec.symbols.eos}
-        crowd = self.crowd(codec.sizes.target - len(known)) if self.vocabulary == "all" else None
-        if crowd is not None:
-            raise InputError(crowd)
+        if self.vocabulary == "all":
+            self.check_pool(codec.sizes.target - len(known))
         if self.reward == "cider":
             if not examples:
                 raise InputError("CIDEr counts n-grams in training examples, and none were given")
-            documents = Documents.of(target_ids(examples), codec.symbols.eos, fixed)
+            targets = list(target_ids(examples))
+            if all(list(target) == list(targets[0]) for target in targets):
+                raise InputError(
+                    "CIDEr weighs n-grams by how few of the training targets have them, and these are all the same"
+                )
+            documents = Documents.of(targets, codec.symbols.eos, fixed)
         fitted = copy.copy(self)
         object.__setattr__(fitted, "known", Known(codec.sizes.target, known, fixed, documents))
         return fitted
 
-    def crowd(self, tokens: int) -> str | None:
-        """What is wrong where edit proposals from so many tokens make outputs of insertions, too long for any model."""
-        tau = self.tau if self.proposal_tau is None else self.proposal_tau
-        if self.proposal != "edit" or self.off or tokens * math.exp(-1 / tau) < CROWDED:
-            return None
-        least = f"below {1 / math.log(tokens / CROWDED):.3f}" if tokens > CROWDED else "that is finite"
-        return (
-            f"edit proposals at temperature {tau:g} from {tokens} tokens would be mostly insertions: "
-            f"take a proposal_tau {least}"
-        )
+    def crowd(self, tokens: int) -> float:
+        """What one more insertion weighs where edits are drawn from so many tokens; 0 where nothing is inserted."""
+        return 0.0 if self.proposal != "edit" or self.off else tokens * math.exp(-1 / self.drawn_at)
+
+    def check_pool(self, tokens: int) -> None:
+        """Refuse a temperature at which edited outputs of so many tokens are too long for any model, and warn of one at which
+        next to nothing changes, or nearly all."""
+        if self.crowd(tokens) >= CROWDED:
+            raise InputError(
+                f"edit proposals at temperature {self.drawn_at:g} from {tokens} tokens would be mostly insertions: "
+                f"take a smaller proposal_tau (at {1 / math.log(11 * tokens):.3f} there is one for ten tokens)"
+            )
+        if self.proposal == "edit" or self.off or tokens < 2:
+            return
+        share = 1 / (1 + math.exp(min(1 / self.drawn_at - math.log(tokens - 1), 700)))
+        if not FEW <= share <= MANY:
+            name = "tau" if self.proposal_tau is None else "proposal_tau"
+            warnings.warn(
+                f"at {name} {self.drawn_at:g} {share:.2g} of the tokens change to others of {tokens}; "
+                f"one in ten would at {1 / math.log(9 * tokens):.3f}",
+                stacklevel=3,
+            )
 
     def __call__(self, model: StepDecoder, batch: Batch, *, progress: Progress, rng: torch.Generator) -> Loss:
         require(model, "sequence_smoothing", "start", "embed", "advance", "score")
@@ -223,6 +248,10 @@ class SequenceSmoothing:
 
     def pool(self, batch: Batch, size: int) -> Pool:
         """V_sub."""
+        if self.vocabulary == "references" and batch.references is None and self.known is None:
+            raise InputError(
+                'vocabulary "references" is for batches that have references, and this one has none'
+            )
         without = unemitted(batch.symbols) | (frozenset() if self.known is None else self.known.special)
         return Pool.of(self.vocabulary, batch, size, without)
 
@@ -231,17 +260,16 @@ class SequenceSmoothing:
         if self.proposal == "edit" and batch.symbols.eos is None:
             raise InputError("edit proposals change the length of outputs, which is fixed in this data")
         gold = batch.gold.masked_fill(~batch.mask, END)
-        tau = self.tau if self.proposal_tau is None else self.proposal_tau
         fixed = frozenset(batch.symbols.banned) if self.known is None else self.known.fixed
-        parts = gold, editable(batch, fixed), self.pool(batch, size), tau
+        parts = gold, editable(batch, fixed), self.pool(batch, size), self.drawn_at
         if self.proposal == "hamming":
             return HammingProposal(*parts)
         proposal = EditProposal(*parts, INSERTIONS)
         proposal.check()
-        crowd = self.crowd(int(proposal.pool.sizes.max()))
-        if crowd is not None and self.vocabulary == "all":
-            raise InputError(crowd)
-        if crowd is not None:  # as many as this batch has: no reason to end a training
+        tokens = int(proposal.pool.sizes.max())
+        if self.vocabulary == "all":
+            self.check_pool(tokens)
+        if self.crowd(tokens) >= BUSY:  # as many as a batch may have: no reason to end a training
             warnings.warn(CROWD, stacklevel=2)  # always the same words, so they are said once
         return proposal
 
@@ -253,29 +281,40 @@ class SequenceSmoothing:
         outputs = around.draw(streams.branch(keys.unsqueeze(1), numbers))  # [B,L,W]
         weights = torch.full(outputs.shape[:2], 1 / self.samples, dtype=torch.float64, device=keys.device)
         examples = torch.tensor(float(len(batch)), device=keys.device)
-        end, metrics = batch.symbols.eos, Metrics()
+        metrics = Metrics()
+        if self.proposal == "hamming":
+            changes = (outputs != around.gold.unsqueeze(1)).sum()
+        else:
+            changes = distances("edit", outputs, around.gold, batch.symbols.eos).sum()
+        metrics["changed"] = (changes.float(), around.changing.sum().float() * self.samples)
+        worth = torch.full((len(batch),), float(self.samples), device=keys.device)
         if self.weighed:
-            documents = None if self.known is None else self.known.documents
-            without = frozenset[int]() if self.known is None else self.known.fixed
-            if self.reward == "cider" and documents is None:
-                raise InputError(
-                    "sequence_smoothing has counted no n-grams for CIDEr yet: call fitted(codec, examples)"
-                )
-            outputs, dropped = within(self.longest, outputs, around.gold)
-            d = distances(self.reward, outputs, around.gold, end, documents, without)
+            d = self.distances(outputs, around.gold, batch)
+            metrics["drawn_distance"] = (d.mean(dim=1).sum().float(), examples)
+            outputs, long = within(self.longest, outputs, around.gold)
+            lost = long.all(dim=1, keepdim=True)  # these have their gold
+            if self.longest is not None:
+                metrics["too_long"] = (long.sum().float(), examples * self.samples)
+                d = self.distances(outputs, around.gold, batch)
+            dropped = long & ~lost
             least = d.masked_fill(dropped, torch.inf).amin(dim=1, keepdim=True)
             nearer = (least - d) / self.tau  # finite for one sample at least, however small τ is
             logs = (nearer - around.log_prob(outputs)).masked_fill(dropped, -torch.inf)
             weights = torch.softmax(logs, dim=1)  # ω ∝ r / q (eq. 11)
             metrics["distance"] = ((weights * d).sum().float(), examples)
-            metrics["drawn_distance"] = (d.mean(dim=1).sum().float(), examples)
-        if self.proposal == "hamming":
-            changes = (outputs != around.gold.unsqueeze(1)).sum()
-        else:
-            changes = distances("edit", outputs, around.gold, end).sum()
-        metrics["changed"] = (changes.float(), around.changing.sum().float() * self.samples)
-        metrics["ess"] = (weights.square().sum(dim=1).reciprocal().sum().float(), examples)
+            worth = torch.where(lost.squeeze(1), 1.0, weights.square().sum(dim=1).reciprocal())
+        metrics["ess"] = (worth.sum().float(), examples)
         return Draws(outputs, weights, metrics)
+
+    def distances(self, outputs: Tensor, gold: Tensor, batch: Batch) -> Tensor:
+        """d [B,L] of outputs [B,L,W] by the reward."""
+        documents = None if self.known is None else self.known.documents
+        if self.reward == "cider" and documents is None:
+            raise InputError(
+                "sequence_smoothing has counted no n-grams for CIDEr yet: call fitted(codec, examples)"
+            )
+        without = frozenset[int]() if self.known is None else self.known.fixed
+        return distances(self.reward, outputs, gold, batch.symbols.eos, documents, without)
 
     def size(self, model: StepDecoder, batch: Batch, state: DecoderState) -> int:
         """How many tokens the vocabulary has; an objective that isn't fitted asks the model for a score."""
@@ -320,7 +359,14 @@ class SequenceSmoothing:
         except (IndexError, RuntimeError):  # perhaps there are fewer tokens than the objective was fitted to
             self.check(self.asked(model, batch, state))
             raise
-        features, _ = model.advance(state if once else rows.keep(state, examples), inputs)
+        try:
+            features, _ = model.advance(state if once else rows.keep(state, examples), inputs)
+        except InputError as error:  # perhaps there are fewer positions than edited outputs need
+            if self.proposal == "edit" and outputs.shape[1] > batch.gold.shape[1]:
+                raise InputError(
+                    f"{error}; edited outputs are longer than their gold, and longest bounds them"
+                ) from None
+            raise
         count, row = batch.mask.sum(), mask.nonzero()[:, 0]
         told: list[dict[str, Tensor]] = []
 
@@ -332,13 +378,14 @@ class SequenceSmoothing:
 
         most = 2 * max(CHUNK, int(count))
         losses, nll, best = priced(model, features[mask], outputs[mask], smooth, most)
-        metrics = {**draws.metrics, **_means(told)}
+        weight = weights[fed][row].to(losses.dtype)
+        metrics = {**draws.metrics, **_means(told, weight)}
         metrics["sampled"] = ((drawn[fed][row] * losses.detach()).sum().float() / self.mix, count.float())
         if self.mix < 1:
             golden = (first == 0)[fed][row]
             metrics["nll"] = (nll[golden].sum().float(), count.float())
             metrics["accuracy"] = (best[golden].sum().float(), count.float())
-        return Loss((weights[fed][row].to(losses.dtype) * losses).sum(), count.float(), metrics)
+        return Loss((weight * losses).sum(), count.float(), metrics)
 
     def scored_lazily(
         self, model: StepDecoder, batch: Batch, state: DecoderState, draws: Draws, token: TokenSmoothing
@@ -349,9 +396,14 @@ class SequenceSmoothing:
         tokens = torch.cat([gold.unsqueeze(1), draws.outputs.transpose(1, 2)[batch.mask]], dim=1)  # [N,1+L]
         weights = F.pad(self.mix * draws.weights, (1, 0), value=1 - self.mix)
         each, told = token.target(model, batch.symbols, tokens.flatten(), scores)
-        target = blended(each, weights[batch.mask.nonzero()[:, 0]])
+        weights = weights[batch.mask.nonzero()[:, 0]]  # [N,1+L]
+        target = blended(each, weights)
         losses, nll = smoothed_nll(scores, gold, target)
-        metrics = {**token_metrics(scores, gold, nll.sum()), **draws.metrics, **_means([told])}
+        metrics = {
+            **token_metrics(scores, gold, nll.sum()),
+            **draws.metrics,
+            **_means([told], weights.flatten()),
+        }
         return Loss(losses.sum(), metrics["nll"][1], metrics)
 
     def expected(self, model: StepDecoder, batch: Batch, state: DecoderState) -> Loss:
@@ -384,10 +436,7 @@ class SequenceSmoothing:
         return Loss(losses.sum(), metrics["nll"][1], metrics)
 
 
-def _means(told: list[dict[str, Tensor]]) -> Metrics:
-    """Metrics of what is told of tokens, some at a time."""
+def _means(told: list[dict[str, Tensor]], weights: Tensor) -> Metrics:
+    """Metrics of what is told of tokens, some at a time, by their weights [N] in the loss."""
     every = {name: torch.cat([some[name] for some in told]) for name in told[0]}
-    return {
-        name: (values.sum().float(), torch.tensor(float(len(values)), device=values.device))
-        for name, values in every.items()
-    }
+    return {name: ((values * weights).sum().float(), weights.sum().float()) for name, values in every.items()}

@@ -75,7 +75,7 @@ class TokenSmoothing:
     - "model": the model's own target embeddings as they are at this update, without gradient. They are compared anew at
       every call, for the tokens of the batch alone, so nothing has to be kept for a resumed run;
     - "co-occurrence": which tokens stand near each other in the training targets (those that do so exactly alike share evenly,
-      at any τ above 0);
+      however small τ is, down to rounding);
     - "uniform": all different words are equally far (d = 1), which is label smoothing: that of
       ``label_smoothing`` with ε = M e^(−1/τ) / (1 + (M − 1) e^(−1/τ)) for M words, and with τ = inf and α = ε just that (but for
       gold tokens that no output may have, which stay one-hot targets here).
@@ -87,7 +87,8 @@ class TokenSmoothing:
 
     ``nearest`` words of each are kept, itself among them; the mass that all others have by r is counted exactly and spread
     evenly over them. "none" keeps all: exact, and as dear as the vocabulary is large. The metric ``moved`` is the mass
-    that tokens give away, ``rest`` what of it goes to words that are not kept, ``covered`` the share of tokens that have a vector.
+    that tokens give away, ``rest`` what of it goes to words that are not kept ("uniform" keeps the word alone), ``covered`` the share
+    of tokens that have a vector.
 
     >>> from unforced.objectives.token_smoothing import TokenSmoothing
     >>> TokenSmoothing(tau=0.05, vectors="co-occurrence").nearest
@@ -129,9 +130,13 @@ class TokenSmoothing:
         if self.vectors == "co-occurrence":
             found, there = co_occurrence(target_ids(examples), codec.sizes.target, means)
         else:
-            if not hasattr(codec, "token_names"):
-                raise InputError("word vectors are looked up by name, and this codec has no token_names()")
-            found, there = read_vectors(self.vectors, codec.token_names(), means)
+            names = codec.token_names() if hasattr(codec, "token_names") else ()
+            if not any(names):
+                raise InputError(
+                    "word vectors are looked up by name, and these tokens have none: a Hugging Face trainer takes them from the "
+                    "tokenizer that is its processing_class, other codecs give them by token_names()"
+                )
+            found, there = read_vectors(self.vectors, names, means)
         if self.nearest is None or self.off:
             return Known(*words, there, found)
         return Known(*words, there, near=near_table(found, there, self.tau, self.nearest))
