@@ -342,9 +342,10 @@ def compare(
 
 def report(*runs: str | Path, output: str | Path = "report.html") -> Path:
     """Write one offline page about run folders (only the tables, as Markdown, to a name in ``.md``); return its path."""
-    from unforced.report import write_report, write_tables
+    from unforced.report import check_output, write_report, write_tables
 
     if Path(output).suffix not in (".html", ".htm", ".md"):
         raise InputError(f"{output}: a report's name ends in .html, or in .md for the tables alone")
+    check_output(Path(output))
     write = write_tables if Path(output).suffix == ".md" else write_report
     return write([Path(run) for run in runs], Path(output))

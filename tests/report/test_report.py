@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import unforced
 from unforced.errors import InputError
 from unforced.report import write_report, write_tables
 from unforced.report.page import measured
@@ -223,6 +224,26 @@ def test_other_arrays_are_no_pictures(text: str) -> None:
 def test_no_runs_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no run"):
         write_report([], tmp_path / "report.html")
+
+
+def test_other_files_are_not_written_over(make_run: Make, tmp_path: Path) -> None:
+    """A report may take the place of a report, and of nothing else."""
+    run = make_run("a", 1)
+    for name in ("page.html", "tables.md"):
+        path = tmp_path / name
+        for _ in range(2):
+            unforced.report(run, output=path)
+        assert path.stat().st_size > 100
+        path.write_text("mine")
+        with pytest.raises(InputError, match=f"{name}: is there already and is no report"):
+            unforced.report(run, output=path)
+        assert path.read_text() == "mine"
+
+
+def test_there_are_no_tables_without_scores(make_run: Make, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="a-1: has no scores yet, so there are no tables"):
+        unforced.report(make_run("a", 1, decoders=()), output=tmp_path / "tables.md")
+    assert not (tmp_path / "tables.md").exists()
 
 
 def spoil(run: Path, name: str, text: str | None) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from unforced.comparison import Comparison
+from unforced.errors import InputError
 from unforced.report.changes import inline_changes
 from unforced.report.curves import Curve, plot
 from unforced.report.examples import galleries
@@ -20,6 +21,13 @@ from unforced.training.files import replace_bytes
 AXES = ("kind", "step", "epoch")  # keys of an event that are no measurement
 # those that are drawn, or tell nothing of a method
 APART = (*AXES, "loss", "nll", "learning_rate", "tokens", "seconds")
+
+
+def check_output(output: Path) -> None:
+    """Raise ``InputError`` if something else than a report stands where one is to be written."""
+    marks = (b'<meta name="generator" content="unforced">', b"| variant | decoder |")
+    if output.is_file() and output.stat().st_size and not any(mark in output.read_bytes() for mark in marks):
+        raise InputError(f"{output}: is there already and is no report; choose another name, or remove it")
 
 
 def write_report(runs: Sequence[Path], output: Path) -> Path:
@@ -37,7 +45,12 @@ def write_tables(runs: Sequence[Path], output: Path) -> Path:
     texts = []
     for group in groups([Path(run) for run in runs]):
         found, comparison = read_runs(group)
-        texts.append(comparison_markdown(comparison or _from_scores(found)))
+        summary = comparison or _from_scores(found)
+        if not summary.rows:
+            raise InputError(
+                f"{group[0]}: has no scores yet, so there are no tables; unforced evaluate makes some"
+            )
+        texts.append(comparison_markdown(summary))
     replace_bytes(Path(output), "\n".join(texts).encode("utf-8"))
     return Path(output)
 
