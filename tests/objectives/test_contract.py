@@ -163,7 +163,10 @@ def make_batch(name: str = "cross_entropy", model_name: str = "toy", wider: int 
     sources: dict[str, Any] = {}
     if chosen(name, model_name)[1].source is not None:
         sources = {"source": source, "source_mask": source != 0}
-    return Batch.of_gold(gold, gold != 0, SYMBOLS, **sources, ids=torch.tensor([10, 11, 12, 13]))
+    references = torch.tensor([[3, 4, 5], [4, 5, 0], [5, 3, 0], [3, 4, 0]])
+    return Batch.of_gold(
+        gold, gold != 0, SYMBOLS, **sources, ids=torch.tensor([10, 11, 12, 13]), references=references
+    )
 
 
 def make_model(name: str, model_name: str) -> torch.nn.Module:

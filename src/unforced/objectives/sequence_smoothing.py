@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -298,7 +299,8 @@ class SequenceSmoothing:
                 d = self.distances(outputs, around.gold, batch)
             dropped = long & ~lost
             least = d.masked_fill(dropped, torch.inf).amin(dim=1, keepdim=True)
-            nearer = (least - d) / self.tau  # finite for one sample at least, however small τ is
+            # finite for one sample at least, however small τ is; training takes what is smaller still for zero
+            nearer = (least - d) / max(self.tau, sys.float_info.min)
             logs = (nearer - around.log_prob(outputs)).masked_fill(dropped, -torch.inf)
             weights = torch.softmax(logs, dim=1)  # ω ∝ r / q (eq. 11)
             metrics["distance"] = ((weights * d).sum().float(), examples)
