@@ -266,7 +266,7 @@ def test_what_smoothing_asks_of_a_tokenizer(place: Path) -> None:
     assert special(codec) == wanted
     drawn = SequenceSmoothing(tau=1e6, mix=1.0).fitted(codec)
     batch = codec.collate([codec.encode(Example("a b", "a b c"))] * 64, range(64))
-    outputs = drawn.around(batch, codec.sizes.target).draw(torch.arange(64).unsqueeze(1))
+    outputs = drawn.drawing.around(batch, codec.sizes.target).draw(torch.arange(64).unsqueeze(1))
     assert not set(outputs[:, 0, :-1].flatten().tolist()) & wanted
     unknown = names.index("<unk>")
     assert wordless(codec) == wanted - {unknown}  # it stands for some word, and may give way to another

@@ -22,7 +22,7 @@ from unforced.models.causal import Causal
 from unforced.models.lstm import LSTM
 from unforced.models.toy import Toy
 from unforced.models.transformer import Transformer
-from unforced.objectives import _smoothed, sequence_smoothing
+from unforced.objectives import _drawing, _smoothed, sequence_smoothing
 from unforced.objectives._outputs import END, as_lists
 from unforced.objectives._rewards import Documents, cider_cost, distances
 from unforced.objectives.cross_entropy import CrossEntropy
@@ -88,7 +88,8 @@ def loss_of(objective: Any, model: Any, batch: Batch, seed: int = 0) -> Loss:
 def drawn(objective: SequenceSmoothing, model: Any, batch: Batch, seed: int = 0) -> Draws:
     """The outputs that ``loss_of`` learns from."""
     rng = torch.Generator().manual_seed(seed)
-    return objective.draws(model, batch, model.start(batch), streams.keys(batch, rng))
+    size = objective.size(model, batch, model.start(batch))
+    return objective.drawing.draws(batch, size, streams.keys(batch, rng))
 
 
 def metric(loss: Loss, name: str) -> float:
@@ -249,7 +250,7 @@ def test_weighed_samples_converge_to_the_enumerated_expectation(
     fields: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """−Σ_y r(y) log p(y) over all outputs, two tokens (3 and 4) and a gold of three (two for edits)."""
-    monkeypatch.setattr(sequence_smoothing, "INSERTIONS", 1)  # so that outputs have at most 2T + 1 tokens
+    monkeypatch.setattr(_drawing, "INSERTIONS", 1)  # so that outputs have at most 2T + 1 tokens
     gold = [3, 4] if fields.get("proposal") == "edit" else [3, 4, 4]
     model, batch = toy(5), batch_of([[*gold, 2]])
     objective = SequenceSmoothing(samples=3000, **fields).fitted(
@@ -270,7 +271,7 @@ def test_weighed_samples_converge_to_the_enumerated_expectation(
     torch.testing.assert_close(loss.total, estimate)
     assert metric(loss, "ess") == pytest.approx(1 / weights.square().sum().item(), rel=1e-5)
     assert 0.1 * 3000 < metric(loss, "ess") <= 3000 * (1 + 1e-6)
-    if objective.weighed:
+    if objective.drawing.weighed:
         mean = sum(p * DISTANCES[objective.reward](y, gold) for y, p in chances.items())
         assert metric(loss, "distance") == pytest.approx(mean, rel=0.1)
     frequency = Counter(outputs)

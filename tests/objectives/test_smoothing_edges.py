@@ -108,7 +108,7 @@ def test_temperatures_at_which_nothing_or_nearly_all_changes_are_told_of() -> No
             UserWarning, match=r"tau 0\.\d+ \S+ of the tokens change to others of 2000; .* at 0\.102"
         ):
             SequenceSmoothing(**fields).fitted(codec(names))  # type: ignore[arg-type]
-    around = SequenceSmoothing(tau=0.102).fitted(codec(names)).around(rows([5, 2]), 2004)
+    around = SequenceSmoothing(tau=0.102).fitted(codec(names)).drawing.around(rows([5, 2]), 2004)
     assert around.log_odds.sigmoid()[0, 0] == pytest.approx(0.1, rel=0.02)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -311,7 +311,7 @@ def test_ids_without_a_name_get_no_mass() -> None:
         assert bool((dense[:, 2] > 0).all()) == (
             vectors == "uniform"
         )  # the end symbol shares in label smoothing alone
-    pool = SequenceSmoothing().fitted(known).pool(rows([3, 2]), SIZE)
+    pool = SequenceSmoothing().fitted(known).drawing.pool(rows([3, 2]), SIZE)
     assert pool.ids.tolist() == [3, 4, 5]
     plain, same = LabelSmoothing(0.2), TokenSmoothing(vectors="uniform", tau=torch.inf, mix=0.2)
     losses = [loss_of(each.fitted(known), model(), rows([3, 4, 2])).total for each in (plain, same)]
@@ -446,13 +446,13 @@ def test_rewards_leave_out_special_tokens_of_the_gold(reward: Any) -> None:
         return objective.fitted(known, examples), batch
 
     (objective, batch), (plain, bare) = drawn([4]), drawn([])
-    found = objective.draws(model(), batch, model().start(batch), torch.tensor([7]))
+    found = objective.drawing.draws(batch, SIZE, torch.tensor([7]))
     without = found.outputs[..., 1:]
     assert set(found.outputs[..., 0].flatten().tolist()) == {4}
     assert len(without.unique(dim=1)[0]) > 3
     assert plain.known is not None
     d = distances(reward, without, bare.gold, 2, plain.known.documents)
-    logs = -d / 0.3 - plain.around(bare, 9).log_prob(without)
+    logs = -d / 0.3 - plain.drawing.around(bare, 9).log_prob(without)
     torch.testing.assert_close(found.weights, logs.softmax(dim=1), rtol=1e-12, atol=0)
 
 
@@ -513,7 +513,7 @@ def test_special_tokens_of_the_gold_stay_in_their_places() -> None:
     )
     objective = SequenceSmoothing(tau=20.0, samples=40).fitted(known)
     batch = rows([4, 5, 3, 4, 6, 2])
-    drawn = objective.draws(model(), batch, model().start(batch), torch.tensor([7])).outputs[0]
+    drawn = objective.drawing.draws(batch, SIZE, torch.tensor([7])).outputs[0]
     assert set(drawn[:, 0].tolist()) == set(drawn[:, 3].tolist()) == {4}
     for place in (1, 2, 4):
         assert {5, 6, 7} <= set(drawn[:, place].tolist())
@@ -559,9 +559,9 @@ def test_longest_confines_edited_outputs() -> None:
     """Those that are too long weigh nothing, the others as before; if all are, the gold takes their place."""
     fields: dict[str, Any] = {"reward": "edit", "proposal": "edit", "tau": 0.35, "samples": 200}
     batch = rows([3, 4, 5, 2], [6, 7, 3, 4, 5, 2])
-    keys, network = torch.tensor([3, 4]), model()
-    free = SequenceSmoothing(**fields).draws(network, batch, network.start(batch), keys)
-    bound = SequenceSmoothing(**fields, longest=5).draws(network, batch, network.start(batch), keys)
+    keys = torch.tensor([3, 4])
+    free = SequenceSmoothing(**fields).drawing.draws(batch, SIZE, keys)
+    bound = SequenceSmoothing(**fields, longest=5).drawing.draws(batch, SIZE, keys)
     lengths = (free.outputs != END).sum(dim=2)
     fits = lengths <= torch.tensor([[5], [6]])  # an output may be as long as its gold
     assert 0.05 < float(fits.double().mean()) < 0.95
@@ -570,9 +570,7 @@ def test_longest_confines_edited_outputs() -> None:
     torch.testing.assert_close(bound.weights, wanted)
     keys = torch.arange(400)
     one = rows(*[[3, 2]] * 400)
-    lone = SequenceSmoothing(**{**fields, "samples": 2}, longest=1).draws(
-        network, one, network.start(one), keys
-    )
+    lone = SequenceSmoothing(**{**fields, "samples": 2}, longest=1).drawing.draws(one, SIZE, keys)
     assert bool(lone.weights.isfinite().all())
     torch.testing.assert_close(lone.weights.sum(dim=1), torch.ones(400, dtype=torch.float64))
     fed = lone.outputs[lone.weights > 0]
@@ -591,9 +589,9 @@ def test_a_tau_next_to_nothing_takes_the_best_sample(longest: int | None) -> Non
     objective = SequenceSmoothing(
         reward="edit", tau=1e-310, proposal=proposal, proposal_tau=0.4, samples=6, longest=longest
     )
-    batch, network = rows([3, 4, 5, 6, 2], [7, 2]), model()
+    batch = rows([3, 4, 5, 6, 2], [7, 2])
     torch.set_flush_denormal(True)  # as in training: such a τ is then divided by as if it were zero
-    drawn = objective.draws(network, batch, network.start(batch), torch.tensor([7, 8]))
+    drawn = objective.drawing.draws(batch, SIZE, torch.tensor([7, 8]))
     torch.set_flush_denormal(False)
     d = distances("edit", drawn.outputs, batch.gold.masked_fill(~batch.mask, END), end=2)
     fits = (drawn.outputs != END).sum(dim=2) <= (6 if longest is None else 5)
@@ -631,13 +629,12 @@ def test_too_few_positions_for_edited_outputs_name_the_remedy() -> None:
 def test_metrics_tell_of_samples_as_they_are_drawn() -> None:
     """Also where they are too long to count: a proposal that is of no use must not look like a perfect one."""
     fields: dict[str, Any] = {"reward": "edit", "proposal": "edit", "tau": 0.45, "samples": 3}
-    batch, network, keys = rows([3, 4, 2], [6, 7, 3, 2]), model(), torch.tensor([3, 4])
-    start = network.start(batch)
-    free = SequenceSmoothing(**fields).draws(network, batch, start, keys)
+    batch, keys = rows([3, 4, 2], [6, 7, 3, 2]), torch.tensor([3, 4])
+    free = SequenceSmoothing(**fields).drawing.draws(batch, SIZE, keys)
     d = distances("edit", free.outputs, batch.gold.masked_fill(~batch.mask, END), end=2)
     mean, words = d.mean(dim=1).sum(), batch.mask.sum() - 2
     for longest in (None, 1):
-        found = SequenceSmoothing(**fields, longest=longest).draws(network, batch, start, keys).metrics
+        found = SequenceSmoothing(**fields, longest=longest).drawing.draws(batch, SIZE, keys).metrics
         assert found["drawn_distance"][0] == pytest.approx(float(mean))
         assert found["drawn_distance"][1] == 2
         assert found["changed"] == (d.sum(), words * 3)
@@ -646,8 +643,8 @@ def test_metrics_tell_of_samples_as_they_are_drawn() -> None:
             assert long.any()
             assert found["too_long"] == (long.sum(), 6)
     fields, many, keys = {**fields, "samples": 2}, rows(*[[3, 2]] * 60), torch.arange(60)
-    free = SequenceSmoothing(**fields).draws(network, many, network.start(many), keys)
-    bound = SequenceSmoothing(**fields, longest=1).draws(network, many, network.start(many), keys)
+    free = SequenceSmoothing(**fields).drawing.draws(many, SIZE, keys)
+    bound = SequenceSmoothing(**fields, longest=1).drawing.draws(many, SIZE, keys)
     long = (free.outputs != END).sum(dim=2) > 2
     assert long.all(dim=1).any()
     worth = bound.weights.square().sum(dim=1).reciprocal()
@@ -722,9 +719,7 @@ def test_a_weight_of_zero_on_an_impossible_word_costs_nothing() -> None:
 def test_banned_tokens_of_the_gold_stay_without_being_told_of_them() -> None:
     """An objective that isn't fitted knows them from the batch."""
     banned = replace(rows([4, 5, 6, 2]), symbols=SYMBOLS._replace(banned=(0, 1, 4)))
-    drawn = SequenceSmoothing(tau=20.0, samples=50).draws(
-        model(), banned, model().start(banned), torch.tensor([7])
-    )
+    drawn = SequenceSmoothing(tau=20.0, samples=50).drawing.draws(banned, SIZE, torch.tensor([7]))
     assert set(drawn.outputs[0, :, 0].tolist()) == {4}
     assert len(set(drawn.outputs[0, :, 1].tolist())) > 2
 

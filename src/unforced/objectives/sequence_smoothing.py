@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import copy
-import math
-import sys
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -17,50 +14,18 @@ from torch import Tensor
 from unforced import rows, streams
 from unforced.errors import InputError, check_choice
 from unforced.models.protocol import StepDecoder, require
+from unforced.objectives._drawing import Drawing, Draws, Known, Metrics
 from unforced.objectives._feeding import asking
-from unforced.objectives._neighbours import (
-    INSERTIONS,
-    EditProposal,
-    HammingProposal,
-    Pool,
-    Substitutes,
-    editable,
-)
-from unforced.objectives._outputs import END, first_equal, prefixes, target_ids, together, within
-from unforced.objectives._rewards import Documents, Reward, distances
+from unforced.objectives._neighbours import HammingProposal, Substitutes
+from unforced.objectives._outputs import END, first_equal, prefixes, target_ids, together
+from unforced.objectives._rewards import Documents, Reward
 from unforced.objectives._smoothed import CHUNK, Target, blended, priced, smoothed_nll
 from unforced.objectives._vectors import special, wordless
 from unforced.objectives.cross_entropy import gold_scores, negative_log_likelihood, token_metrics
-from unforced.objectives.token_smoothing import TokenSmoothing, unemitted
+from unforced.objectives.token_smoothing import TokenSmoothing
 from unforced.types import Batch, DecoderState, Encoded, Loss, Progress
 
-Metrics = dict[str, tuple[Tensor, Tensor]]
 PLAIN = TokenSmoothing(tau=0.0)  # one-hot targets
-CROWD = (
-    "edit proposals are mostly insertions at this temperature, from as many tokens as there are: take a smaller proposal_tau "
-    "(the metric changed should be well below one)"
-)
-CROWDED = 1.0  # weight of one more insertion from which on edited outputs are as long as they can be ...
-BUSY = 0.5  # ... and from which on they have as many insertions as tokens of the gold
-FEW, MANY = 0.01, 0.5  # shares of tokens that change which are hardly what was meant
-
-
-class Known(NamedTuple):
-    """What a fitted objective knows: the vocabulary's size, ids that are no words, which of them beside the end symbol stay in
-    their places where the gold has them, and CIDEr's document frequencies."""
-
-    size: int
-    special: frozenset[int]
-    fixed: frozenset[int]
-    documents: Documents | None = None
-
-
-class Draws(NamedTuple):
-    """L outputs for each example, with their weights, which sum to one, and what is reported of them."""
-
-    outputs: Tensor  # [B,L,W], ``END`` behind the ends
-    weights: Tensor  # [B,L]
-    metrics: Metrics
 
 
 @dataclass(frozen=True)
@@ -149,17 +114,17 @@ class SequenceSmoothing:
         if self.longest is not None and self.proposal != "edit":
             raise InputError("longest is for edit proposals: the others have the gold's length")
         if self.samples is None:
-            if not self.lazy or self.weighed:
+            if not self.lazy or self.drawing.weighed:
                 raise InputError(
                     "samples can be none only with lazy and a Hamming reward, drawn at its own tau"
                 )
-        elif type(self.samples) is not int or self.samples < 1 + self.weighed:
+        elif type(self.samples) is not int or self.samples < 1 + self.drawing.weighed:
             why = ""
-            if self.weighed and self.samples == 1:
+            if self.drawing.weighed and self.samples == 1:
                 cause = "a proposal_tau of its own" if self.reward == "hamming" else "this reward"
                 why = f": with {cause} samples are weighed, and a lone one weighs one"
             raise InputError(
-                f"samples must be a whole number of at least {1 + self.weighed}, not {self.samples}{why}"
+                f"samples must be a whole number of at least {1 + self.drawing.weighed}, not {self.samples}{why}"
             )
         if self.reward in ("bleu", "cider") and self.proposal_tau is None and not self.off:
             raise InputError(
@@ -168,14 +133,20 @@ class SequenceSmoothing:
             )
 
     @property
-    def weighed(self) -> bool:
-        """Whether samples come from another distribution than r."""
-        return self.reward != "hamming" or self.proposal_tau not in (None, self.tau)
-
-    @property
-    def drawn_at(self) -> float:
-        """The temperature of the proposal."""
-        return self.tau if self.proposal_tau is None else self.proposal_tau
+    def drawing(self) -> Drawing:
+        """Which outputs are drawn, and how they weigh."""
+        temperature = self.tau if self.proposal_tau is None else self.proposal_tau
+        samples = 0 if self.samples is None else self.samples
+        return Drawing(
+            self.reward,
+            self.tau,
+            self.proposal,
+            temperature,
+            self.vocabulary,
+            samples,
+            self.longest,
+            self.known,
+        )
 
     @property
     def off(self) -> bool:
@@ -190,8 +161,8 @@ class SequenceSmoothing:
                 'no training example has references beside its target, so vocabulary "references" would be the target\'s own tokens'
             )
         known, fixed = special(codec), wordless(codec) - {codec.symbols.eos}
-        if self.vocabulary == "all":
-            self.check_pool(codec.sizes.target - len(known))
+        if self.vocabulary == "all" and not self.off:
+            self.drawing.check_pool(codec.sizes.target - len(known))
         if self.reward == "cider":
             if not examples:
                 raise InputError("CIDEr counts n-grams in training examples, and none were given")
@@ -204,29 +175,6 @@ class SequenceSmoothing:
         fitted = copy.copy(self)
         object.__setattr__(fitted, "known", Known(codec.sizes.target, known, fixed, documents))
         return fitted
-
-    def crowd(self, tokens: int) -> float:
-        """What one more insertion weighs where edits are drawn from so many tokens; 0 where nothing is inserted."""
-        return 0.0 if self.proposal != "edit" or self.off else tokens * math.exp(-1 / self.drawn_at)
-
-    def check_pool(self, tokens: int) -> None:
-        """Refuse a temperature at which edited outputs of so many tokens are too long for any model, and warn of one at which
-        next to nothing changes, or nearly all."""
-        if self.crowd(tokens) >= CROWDED:
-            raise InputError(
-                f"edit proposals at temperature {self.drawn_at:g} from {tokens} tokens would be mostly insertions: "
-                f"take a smaller proposal_tau (at {1 / math.log(11 * tokens):.3f} there is one for ten tokens)"
-            )
-        if self.proposal == "edit" or self.off or tokens < 2:
-            return
-        share = 1 / (1 + math.exp(min(1 / self.drawn_at - math.log(tokens - 1), 700)))
-        if not FEW <= share <= MANY:
-            name = "tau" if self.proposal_tau is None else "proposal_tau"
-            warnings.warn(
-                f"at {name} {self.drawn_at:g} {share:.2g} of the tokens change to others of {tokens}; "
-                f"one in ten would at {1 / math.log(9 * tokens):.3f}",
-                stacklevel=3,
-            )
 
     def __call__(self, model: StepDecoder, batch: Batch, *, progress: Progress, rng: torch.Generator) -> Loss:
         require(model, "sequence_smoothing", "start", "embed", "advance", "score")
@@ -241,82 +189,9 @@ class SequenceSmoothing:
         state = model.start(batch)
         if self.samples is None:
             return self.expected(model, batch, state)
-        draws = self.draws(model, batch, state, streams.keys(batch, rng))
+        draws = self.drawing.draws(batch, self.size(model, batch, state), streams.keys(batch, rng))
         how = self.scored_lazily if self.lazy else self.scored
         return how(model, batch, state, draws, token)
-
-    # ---- which outputs, and how they weigh ----
-
-    def pool(self, batch: Batch, size: int) -> Pool:
-        """V_sub."""
-        if self.vocabulary == "references" and batch.references is None and self.known is None:
-            raise InputError(
-                'vocabulary "references" is for batches that have references, and this one has none'
-            )
-        without = unemitted(batch.symbols) | (frozenset() if self.known is None else self.known.special)
-        return Pool.of(self.vocabulary, batch, size, without)
-
-    def around(self, batch: Batch, size: int) -> HammingProposal | EditProposal:
-        """The distribution that outputs are drawn from."""
-        if self.proposal == "edit" and batch.symbols.eos is None:
-            raise InputError("edit proposals change the length of outputs, which is fixed in this data")
-        gold = batch.gold.masked_fill(~batch.mask, END)
-        fixed = frozenset(batch.symbols.banned) if self.known is None else self.known.fixed
-        parts = gold, editable(batch, fixed), self.pool(batch, size), self.drawn_at
-        if self.proposal == "hamming":
-            return HammingProposal(*parts)
-        proposal = EditProposal(*parts, INSERTIONS)
-        proposal.check()
-        tokens = int(proposal.pool.sizes.max())
-        if self.vocabulary == "all":
-            self.check_pool(tokens)
-        if self.crowd(tokens) >= BUSY:  # as many as a batch may have: no reason to end a training
-            warnings.warn(CROWD, stacklevel=2)  # always the same words, so they are said once
-        return proposal
-
-    def draws(self, model: StepDecoder, batch: Batch, state: DecoderState, keys: Tensor) -> Draws:
-        """``samples`` outputs of each example by its key [B], and their weights ω (eqs. 8 and 11)."""
-        assert self.samples is not None
-        around = self.around(batch, self.size(model, batch, state))
-        numbers = torch.arange(self.samples, device=keys.device)
-        outputs = around.draw(streams.branch(keys.unsqueeze(1), numbers))  # [B,L,W]
-        weights = torch.full(outputs.shape[:2], 1 / self.samples, dtype=torch.float64, device=keys.device)
-        examples = torch.tensor(float(len(batch)), device=keys.device)
-        metrics = Metrics()
-        if self.proposal == "hamming":
-            changes = (outputs != around.gold.unsqueeze(1)).sum()
-        else:
-            changes = distances("edit", outputs, around.gold, batch.symbols.eos).sum()
-        metrics["changed"] = (changes.float(), around.changing.sum().float() * self.samples)
-        worth = torch.full((len(batch),), float(self.samples), device=keys.device)
-        if self.weighed:
-            d = self.distances(outputs, around.gold, batch)
-            metrics["drawn_distance"] = (d.mean(dim=1).sum().float(), examples)
-            outputs, long = within(self.longest, outputs, around.gold)
-            lost = long.all(dim=1, keepdim=True)  # these have their gold
-            if self.longest is not None:
-                metrics["too_long"] = (long.sum().float(), examples * self.samples)
-                d = self.distances(outputs, around.gold, batch)
-            dropped = long & ~lost
-            least = d.masked_fill(dropped, torch.inf).amin(dim=1, keepdim=True)
-            # finite for one sample at least, however small τ is; training takes what is smaller still for zero
-            nearer = (least - d) / max(self.tau, sys.float_info.min)
-            logs = (nearer - around.log_prob(outputs)).masked_fill(dropped, -torch.inf)
-            weights = torch.softmax(logs, dim=1)  # ω ∝ r / q (eq. 11)
-            metrics["distance"] = ((weights * d).sum().float(), examples)
-            worth = torch.where(lost.squeeze(1), 1.0, weights.square().sum(dim=1).reciprocal())
-        metrics["ess"] = (worth.sum().float(), examples)
-        return Draws(outputs, weights, metrics)
-
-    def distances(self, outputs: Tensor, gold: Tensor, batch: Batch) -> Tensor:
-        """d [B,L] of outputs [B,L,W] by the reward."""
-        documents = None if self.known is None else self.known.documents
-        if self.reward == "cider" and documents is None:
-            raise InputError(
-                "sequence_smoothing has counted no n-grams for CIDEr yet: call fitted(codec, examples)"
-            )
-        without = frozenset[int]() if self.known is None else self.known.fixed
-        return distances(self.reward, outputs, gold, batch.symbols.eos, documents, without)
 
     def size(self, model: StepDecoder, batch: Batch, state: DecoderState) -> int:
         """How many tokens the vocabulary has; an objective that isn't fitted asks the model for a score."""
@@ -412,7 +287,7 @@ class SequenceSmoothing:
         """Lazy Hamming in closed form: 1 / (1 + a) on the gold and e^(−1/τ) / (1 + a) on each other token of V_sub."""
         scores, gold = gold_scores(model, batch, state)
         self.check(scores)
-        around = self.around(batch, scores.shape[1] if self.known is None else self.known.size)
+        around = self.drawing.around(batch, scores.shape[1] if self.known is None else self.known.size)
         assert isinstance(around, HammingProposal)
         odds, pool, examples = around.log_odds[batch.mask], around.pool, batch.mask.nonzero()[:, 0]  # [N]
         inside = pool.find(batch.gold)[1][batch.mask].double()  # a gold token may be outside of V_sub
