@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tomllib
+import warnings
 from importlib.metadata import version
 from pathlib import Path
 
@@ -106,6 +107,27 @@ def test_bad_input_is_one_line_and_exit_2(
     assert err.count("\n") == 1
     assert out == ""
     assert list(tmp_path.iterdir()) == []
+
+
+def test_own_warnings_are_sentences(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of other packages stay what they are, with the file that they come from."""
+
+    def warn(_: object) -> int:
+        warnings.warn_explicit("mind the gap", UserWarning, cli.__file__, 3)
+        warnings.warn_explicit("mind the step", UserWarning, "elsewhere.py", 4)
+        return 0
+
+    before = warnings.showwarning
+    monkeypatch.setattr(cli, "app", warn)
+    monkeypatch.setattr(cli, "_SHOWN", lambda *parts: print(*parts[:4], file=sys.stderr))
+    assert main([]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "unforced: warning: mind the gap"
+    assert lines[1].startswith("mind the step")
+    assert lines[1].endswith("elsewhere.py 4")
+    assert warnings.showwarning is before
 
 
 def test_list_recipes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TextIO
 
 from cyclopts import App, CycloptsError, Parameter
@@ -19,6 +20,7 @@ from unforced.cli.looking import data, list_, plot, show
 from unforced.cli.training import compare, decode, evaluate, report, train
 from unforced.errors import InputError
 
+PACKAGE = Path(__file__).parent.parent
 _SHOWN = warnings.showwarning
 
 app = App(
@@ -72,7 +74,7 @@ def _say(
     line: str | None = None,
 ) -> None:
     """The library's warnings as sentences, without the line of code that they come from; others as they are."""
-    if category is UserWarning:
+    if category is UserWarning and Path(filename).is_relative_to(PACKAGE):
         print(f"unforced: warning: {message}", file=sys.stderr)
     else:
         _SHOWN(message, category, filename, lineno, file, line)
