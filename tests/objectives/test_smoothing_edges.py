@@ -601,6 +601,25 @@ def test_a_tau_next_to_nothing_takes_the_best_sample(longest: int | None) -> Non
     torch.testing.assert_close(drawn.weights.sum(dim=1), torch.ones(2, dtype=torch.float64))
 
 
+def test_the_nearest_sample_may_be_too_long_to_count() -> None:
+    """The best of the others has all the weight then, however small τ is."""
+    objective = SequenceSmoothing(
+        reward="edit", tau=1e-300, proposal="edit", proposal_tau=0.33, samples=4, longest=5
+    )
+    batch, keys = rows(*[[3, 4, 5, 6, 2]] * 6000), torch.arange(6000)
+    drawn = objective.drawing.draws(batch, SIZE, keys)
+    d = distances("edit", drawn.outputs, batch.gold, end=2)
+    fits = (drawn.outputs != END).sum(dim=2) <= 5
+    least = d.masked_fill(~fits, torch.inf).amin(dim=1, keepdim=True)
+    best = fits & (d == least)
+    assert ((d.amin(dim=1) < least.squeeze(1)) & (best.sum(dim=1) > 1)).any()
+    assert torch.equal(drawn.weights > 0, best)
+    by_q = -objective.drawing.around(batch, SIZE).log_prob(
+        drawn.outputs
+    )  # several that are as near weigh 1 / q
+    torch.testing.assert_close(drawn.weights, by_q.masked_fill(~best, -torch.inf).softmax(dim=1))
+
+
 def test_too_few_positions_for_edited_outputs_name_the_remedy() -> None:
     class Short(torch.nn.Module):
         def __init__(self, network: Any) -> None:
