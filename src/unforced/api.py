@@ -329,15 +329,16 @@ def compare(
     overrides: Iterable[str] = (),
     variants: Sequence[str] | None = None,
     root: str | Path = RUNS,
+    jobs: int = 1,
     quiet: bool = False,
     **options: Any,
 ) -> Any:
-    """Train every variant of the recipes with every seed below ``root``, and report which is better."""
+    """Train every variant of the recipes with every seed below ``root``, ``jobs`` runs at a time, and report which is better."""
     from unforced.compare import compare as run_comparison
 
     words = list(overrides)
     loaded = [recipes.load(source, words, variants) for source in sources]
-    return run_comparison(loaded, Path(root), quiet=quiet, **options)
+    return run_comparison(loaded, Path(root), jobs=jobs, quiet=quiet, **options)
 
 
 def report(*runs: str | Path, output: str | Path = "report.html") -> Path:

@@ -131,8 +131,8 @@ def comparison_notes(comparison: Comparison) -> tuple[str, ...]:
         )
     if _costs_differ(comparison):
         notes.append(
-            f"cost: training seconds per target token (median of runs) as a ratio to {comparison.baseline}, from these runs, made "
-            "one after another and not interleaved: read it as approximate."
+            f"cost: training seconds per target token (median of runs) as a ratio to {comparison.baseline}, from these runs, not "
+            "interleaved: read it as approximate."
         )
     efforts = {row.variant: _effort(row) for row in comparison.rows if row.minutes is not None}
     if efforts:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
@@ -42,9 +43,16 @@ app.command(list_, name="list")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line and give its exit code."""
+    with warnings_as_sentences():
+        return _run(sys.argv[1:] if argv is None else list(argv))
+
+
+@contextmanager
+def warnings_as_sentences() -> Iterator[None]:
+    """Print the library's own warnings without the line of code that they come from."""
     with warnings.catch_warnings():
         warnings.showwarning = _say
-        return _run(sys.argv[1:] if argv is None else list(argv))
+        yield
 
 
 def _run(argv: Sequence[str]) -> int:

@@ -124,6 +124,7 @@ def compare(
     root: Path = Path("runs"),
     variants: str | None = None,
     seeds: str | None = None,
+    jobs: int = 1,
     quiet: bool = False,
 ) -> int:
     """Train every variant of recipes with every seed, and say which is better.
@@ -138,6 +139,8 @@ def compare(
         Only these, separated by commas.
     seeds
         Only these, separated by commas.
+    jobs
+        Runs that are made at a time, each with its share of the cores.
     quiet
         Show no progress.
     """
@@ -150,13 +153,15 @@ def compare(
     if seeds is not None:
         overrides.append(f"seeds=[{seeds}]")
     chosen = None if variants is None else [name.strip() for name in variants.split(",")]
-    options = {"--root": str(root), "--variants": variants, "--seeds": seeds}
+    several = str(jobs) if jobs > 1 else None
+    options = {"--root": str(root), "--variants": variants, "--seeds": seeds, "--jobs": several}
     given = [word for option, value in options.items() if value is not None for word in (option, value)]
     found = api.compare(
         *names,
         overrides=overrides,
         variants=chosen,
         root=root,
+        jobs=jobs,
         quiet=quiet,
         command=shlex.join(["unforced", "compare", *words, *given]),
     )

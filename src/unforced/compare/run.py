@@ -4,38 +4,33 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-from unforced import earlier
+from unforced.compare.jobs import Process, side_by_side
 from unforced.compare.judge import judge
+from unforced.compare.make import Outcome, Score, Train, made, make, reason, score_run, train_run
 from unforced.compare.plan import Planned, check_data, check_files, check_folders, check_references, plan
 from unforced.comparison import Comparison, RunState, State
 from unforced.errors import InputError
-from unforced.recipe import Recipe, load
+from unforced.recipe import Recipe
 from unforced.report.page import write_report
 from unforced.report.runs import Run, read_run
 from unforced.report.summary import summarize
 from unforced.tables import print_comparison
-from unforced.tasks.protocol import Split, Telling
+from unforced.tasks.protocol import Telling
 from unforced.training.display import Display
 from unforced.training.files import replace_bytes
 from unforced.training.records import RunFolder
-
-Train = Callable[..., Any]  # (recipe, run=folder, resume=…, quiet=…), as unforced.api.train
-Score = Callable[
-    [Planned, Sequence[tuple[Split, str]], bool], Any
-]  # (run, pairs of split and decoder, quiet)
-
-SPLITS: tuple[Split, ...] = ("dev", "test")
 
 
 def compare(
     recipes: Sequence[Recipe],
     root: Path,
     *,
+    jobs: int = 1,
     quiet: bool = False,
     table: bool = True,
     command: str = "",
@@ -51,10 +46,16 @@ def compare(
     ``<root>/<recipe>/`` (names joined by + where there are several recipes). A run that fails is noted and leaves the
     others alone: see ``Comparison.failures``.
 
+    With ``jobs`` that many runs are made at a time, each in a process of its own and with its share of the threads; one run's scores
+    are the same as by itself with as many threads.
+
     Progress goes to standard error unless ``quiet``, the table to standard output if ``table``. ``command`` is what the
-    report says to repeat the comparison; ``train`` and ``score`` stand in for the real ones in tests.
+    report says to repeat the comparison; ``train`` and ``score`` stand in for the real ones in tests, with one job.
     """
-    train, score = train or train_run, score or score_run
+    if jobs < 1:
+        raise InputError(f"jobs must be at least 1, not {jobs}")
+    if jobs > 1 and os.environ.get("WORLD_SIZE", "1") != "1":
+        raise InputError("several jobs start processes of their own, so they can't be run below torchrun")
     planned = plan(recipes, Path(root))
     check_folders(planned)
     check_files(planned)
@@ -62,22 +63,17 @@ def compare(
     check_data(planned)
     display = Display(quiet)
     record = Record(recipes, planned, Path(root), command)
-    for number, run in enumerate(planned, start=1):
-        display.say(f"[{number}/{len(planned)}] {run.label}, seed {run.seed}: {run.folder}")
-        try:
-            failed = [name for name in run.needs if record.state(name, run.seed) == "failed"]
-            if failed:
-                raise InputError(f"it builds on {failed[0]}, which failed")
-            record.mark(run, "unfinished")
-            news = make(run, train, score, display)
-            record.mark(run, "finished")
-        except Exception as error:
-            record.mark(run, "failed", " ".join(str(error).split()) or type(error).__name__)
-            display.say(f"{run.label}, seed {run.seed} failed: {error}")
-            if not isinstance(error, InputError):
-                display.console.print_exception()
-            news = True
-        if news:
+    if jobs == 1:
+        outcomes = in_turn(planned, train or train_run, score or score_run, record, display)
+    else:
+        import torch
+
+        threads = max(1, torch.get_num_threads() // jobs)
+        start = partial(Process, threads=threads, display=display)
+        outcomes = side_by_side(planned, jobs, record.state, record.begin, start, display)
+    for outcome in outcomes:
+        record.end(outcome)
+        if outcome.news:
             record.write(record.summary())
     if all(state.state == "failed" for state in record.states):
         raise InputError(f"all runs failed; the first one: {record.states[0].reason}")
@@ -97,42 +93,28 @@ def compare(
     return result
 
 
-def make(run: Planned, train: Train, score: Score, display: Display) -> bool:
-    """Bring a run to its end: train or continue it, and decode what has no scores yet. False: all was there."""
-    folder = RunFolder(run.folder)
-    done = folder.finished() is not None
-    if not done:
-        recipe = earlier.spelt(run.recipe, load(run.folder), run.built_on) if folder.exists() else run.recipe
-        resume = run.folder.is_dir() and any(run.folder.iterdir())
-        train(recipe, run=run.folder, resume=resume, quiet=display.quiet)
-    wanted = [(split, decoder) for split in SPLITS for decoder in run.recipe.decoding]
-    missing = [pair for pair in wanted if not (run.folder / "scores" / f"{pair[0]}-{pair[1]}.json").is_file()]
-    if missing:
-        score(run, missing, display.quiet)
-    if done:
-        display.say("  was trained before" + (f" and decoded now: {len(missing)} times" if missing else ""))
-    return bool(missing) or not done
-
-
-def train_run(recipe: Recipe, *, run: Path, resume: bool, quiet: bool) -> None:
-    from unforced import api
-
-    api.train(recipe, run=run, resume=resume, quiet=quiet)
-
-
-def score_run(run: Planned, missing: Sequence[tuple[Split, str]], quiet: bool) -> None:
-    """Decode splits with the recipe's decoders, with one loading of the model."""
-    from unforced import api
-    from unforced.training.evaluate import evaluate, write_evaluation
-
-    model, fitted = api.load(run.folder)
-    for split in dict.fromkeys(split for split, _ in missing):
-        examples = fitted.task.read(split)
-        for decoder in [name for each, name in missing if each == split]:
-            method = run.recipe.decoding[decoder]
-            final = split == "test"  # what is dear is not needed to choose by
-            found = evaluate(model, fitted, examples, method, seed=run.seed, quiet=quiet, final=final)
-            write_evaluation(RunFolder(run.folder), split, decoder, method, found, examples, fitted.codec)
+def in_turn(
+    planned: Sequence[Planned], train: Train, score: Score, record: Record, display: Display
+) -> Iterator[Outcome]:
+    """Make one run after another in this process, and tell how each ended."""
+    for number, run in enumerate(planned, start=1):
+        display.say(f"[{number}/{len(planned)}] {run.label}, seed {run.seed}: {run.folder}")
+        if made(run):
+            display.say("  was trained before")
+            yield Outcome(run, news=False)
+            continue
+        failure = ""
+        try:
+            if failed := [name for name in run.needs if record.state(name, run.seed) == "failed"]:
+                raise InputError(f"it builds on {failed[0]}, which failed")
+            record.begin(run)
+            make(run, train, score, display.quiet)
+        except Exception as error:
+            failure = reason(error)
+            display.say(f"{run.label}, seed {run.seed} failed: {error}")
+            if not isinstance(error, InputError):
+                display.console.print_exception()
+        yield Outcome(run, failure=failure)
 
 
 class Record:
@@ -156,6 +138,12 @@ class Record:
             RunState(run.label, run.seed, Path(os.path.relpath(run.folder, self.folder)).as_posix())
             for run in planned
         ]
+
+    def begin(self, run: Planned) -> None:
+        self.mark(run, "unfinished")
+
+    def end(self, outcome: Outcome) -> None:
+        self.mark(outcome.run, "failed" if outcome.failure else "finished", outcome.failure)
 
     def mark(self, run: Planned, state: State, reason: str = "") -> None:
         i = self.planned.index(run)
