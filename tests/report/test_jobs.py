@@ -21,6 +21,7 @@ from unforced.compare import compare
 from unforced.compare.jobs import side_by_side, told
 from unforced.compare.make import Outcome
 from unforced.compare.plan import Planned, plan
+from unforced.errors import InputError
 from unforced.recipe import load
 from unforced.training.display import Display
 from unforced.training.records import RunFolder
@@ -103,11 +104,10 @@ class Fake:
         fake.log.append(f"+{name}")
 
         class Process:
-            now = "begun"
+            now, looks = "begun", 0
 
             def __init__(self) -> None:
-                self.run = run
-                self.looks = 0
+                self.name = name
 
             def outcome(self) -> Outcome | None:
                 self.looks += 1
@@ -189,6 +189,16 @@ def test_side_by_side_gives_what_one_after_another_gives(
     found = compare([load(recipe)], tmp_path / "two", jobs=2, table=False, samples=20, permutations=20)
     assert "[6/6] smoothed, seed 2: was trained before" in capfd.readouterr().err
     assert not found.failures
+
+
+def test_a_process_that_cannot_begin_is_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    recipe = load(write(tmp_path))
+    monkeypatch.setenv("PYTHONHOME", str(tmp_path))  # where there is no library
+    with pytest.raises(InputError, match="all runs failed; the first one: its process ended with exit code"):
+        compare([recipe], tmp_path / "runs", jobs=2, table=False)
+    assert "[6/6]" in capfd.readouterr().err
 
 
 def test_jobs_that_cannot_be(

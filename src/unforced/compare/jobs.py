@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from rich.text import Text
@@ -30,7 +31,7 @@ class Process:
     """
 
     def __init__(self, run: Planned, threads: int, display: Display) -> None:
-        self.run, self.display = run, display
+        self.run, self.display, self.name = run, display, f"{run.label}-{run.seed}"
         self.now = "begun"  # the last line of its progress, where there is a bar to show it
         self.child = subprocess.Popen(
             [sys.executable, "-m", "unforced.cli.child"],
@@ -41,8 +42,9 @@ class Process:
             start_new_session=True,  # a terminal's Ctrl-C is for this process, which passes it on once
         )
         assert self.child.stdin is not None
-        self.child.stdin.write(told(run, display.quiet).encode() + b"\n")
-        self.child.stdin.flush()
+        with suppress(BrokenPipeError):  # it has died already, as its outcome will say
+            self.child.stdin.write(told(run, display.quiet).encode() + b"\n")
+            self.child.stdin.flush()
         self.listener = threading.Thread(target=self.listen, daemon=True)
         self.listener.start()
 
@@ -54,7 +56,7 @@ class Process:
                 if self.display.live and text.startswith("step "):
                     self.now = text.split(",")[0]
                 elif text:  # also if quiet: then these are warnings and errors
-                    self.display.console.print(Text(f"{self.run.folder.name}: {text}"), soft_wrap=True)
+                    self.display.console.print(Text(f"{self.name}: {text}"), soft_wrap=True)
 
     def outcome(self) -> Outcome | None:
         """How it ended; None if it has not."""
@@ -64,7 +66,7 @@ class Process:
         self.listener.join()
         assert self.child.stdout is not None
         assert self.child.stdin is not None
-        with self.child.stdout, self.child.stdin:
+        with self.child.stdout, suppress(BrokenPipeError), self.child.stdin:
             answer = self.child.stdout.read().decode().strip()
         if code == 0 and answer:
             return Outcome(self.run, failure=json.loads(answer)["failure"])
@@ -140,7 +142,7 @@ def side_by_side(
                         running.remove(process)
                         yield told_of(outcome)
                 done = len(planned) - len(waiting) - len(running)
-                bar.move(done, note=", ".join(f"{each.run.folder.name} {each.now}" for each in running))
+                bar.move(done, note=", ".join(f"{each.name} {each.now}" for each in running))
         finally:
             for process in running:
                 process.stop()
