@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from unforced.compare.plan import Planned
 from unforced.training.display import Display
 from unforced.training.signals import catch_signals
 
+STEP = re.compile(r"step (\d+) of (\d+):")  # how a run tells of its progress where it sees no terminal
 PAUSE = 0.2  # seconds between two looks at the processes
 
 
@@ -32,7 +34,7 @@ class Process:
 
     def __init__(self, run: Planned, threads: int, display: Display) -> None:
         self.run, self.display, self.name = run, display, f"{run.label}-{run.seed}"
-        self.now = "begun"  # the last line of its progress, where there is a bar to show it
+        self.now = "begun"  # how far it has come, where there is a bar to show it
         self.child = subprocess.Popen(
             [sys.executable, "-m", "unforced.cli.child"],
             stdin=subprocess.PIPE,
@@ -53,8 +55,9 @@ class Process:
         with self.child.stderr as lines:
             for line in lines:
                 text = line.decode(errors="replace").rstrip()
-                if self.display.live and text.startswith("step "):
-                    self.now = text.split(",")[0]
+                step = STEP.match(text)
+                if self.display.live and step:
+                    self.now = f"{step[1]}/{step[2]}"
                 elif text:  # also if quiet: then these are warnings and errors
                     self.display.console.print(Text(f"{self.name}: {text}"), soft_wrap=True)
 
