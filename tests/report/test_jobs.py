@@ -146,6 +146,8 @@ def test_each_run_comes_behind_those_it_builds_on(jobs: int, tmp_path: Path) -> 
     assert fake.most == min(jobs, 4)  # two wait for their start
     for seed in (1, 2):
         assert fake.log.index(f"-plain-{seed}") < fake.log.index(f"+warm-{seed}")
+    begun = [each for each in fake.log if each.startswith("+")]
+    assert begun[:2] == ["+plain-1", "+plain-2"]  # others build on these
     assert all(outcome.news and not outcome.failure for outcome in found)
 
 

@@ -101,13 +101,16 @@ def side_by_side(
     start: Callable[[Planned], Any],
     display: Display,
 ) -> Iterator[Outcome]:
-    """Make runs, up to ``jobs`` at a time, each as soon as those it builds on are there, and tell how each ended.
+    """Make runs, up to ``jobs`` at a time, each as soon as those it builds on are there, and tell how each ended. Those that others
+    build on come first, so that nobody waits for them at the end.
 
     ``state`` of a label and a seed is "finished", "failed" or neither yet, and is asked anew after each outcome; ``begin`` is
     called before a run is started, ``start`` starts its process. A signal is passed on to all of them; when they have saved and
     stopped it ends this process as well.
     """
-    waiting, running = list(planned), list[Any]()
+    built_on = {(name, run.seed) for run in planned for name in run.needs}
+    waiting = sorted(planned, key=lambda run: (run.label, run.seed) not in built_on)
+    running = list[Any]()
 
     def told_of(outcome: Outcome) -> Outcome:
         run, number = outcome.run, len(planned) - len(waiting) - len(running)
