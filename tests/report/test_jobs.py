@@ -18,9 +18,10 @@ import torch
 from unforced.cli import main
 from unforced.cli.child import heard
 from unforced.compare import compare
-from unforced.compare.jobs import side_by_side, told
+from unforced.compare.jobs import Process, side_by_side, told
 from unforced.compare.make import Outcome
 from unforced.compare.plan import Planned, plan
+from unforced.compare.run import Record
 from unforced.errors import InputError
 from unforced.recipe import load
 from unforced.training.display import Display
@@ -117,6 +118,10 @@ class Fake:
                 fake.log.append(f"-{name}")
                 return Outcome(run, failure="it could not be" if name in fake.fail else "")
 
+            def stop(self) -> None: ...
+
+            def wait(self) -> None: ...
+
         return Process()
 
     def make(self, jobs: int) -> list[Outcome]:
@@ -197,8 +202,9 @@ def test_a_process_that_cannot_begin_is_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     recipe = load(write(tmp_path))
-    monkeypatch.setenv("PYTHONHOME", str(tmp_path))  # where there is no library
-    with pytest.raises(InputError, match="all runs failed; the first one: its process ended with exit code"):
+    (tmp_path / "sitecustomize.py").write_text("import os\nos._exit(3)")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(InputError, match="all runs failed; the first one: its process ended with code 3"):
         compare([recipe], tmp_path / "runs", jobs=2, table=False)
     assert "[6/6]" in capfd.readouterr().err
 
@@ -212,6 +218,9 @@ def test_jobs_that_cannot_be(
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert main([*words, "2"]) == 2
     assert "can't be run below torchrun" in capsys.readouterr().err
+    monkeypatch.delenv("WORLD_SIZE")
+    with pytest.raises(InputError, match="train and score are for one job"):
+        compare([load(words[1])], tmp_path / "runs", jobs=2, train=print)
     assert not (tmp_path / "runs").exists()
 
 
@@ -292,7 +301,7 @@ def test_runs_stop_when_nobody_waits_for_them(tmp_path: Path) -> None:
 
 @linux
 def test_a_run_that_is_killed_leaves_the_others_alone(tmp_path: Path) -> None:
-    folder, recipe = tmp_path / "runs", write(tmp_path, epochs=60)
+    folder, recipe = tmp_path / "runs", write(tmp_path, epochs=30)
     process = begun(folder, recipe)
     os.kill(children(process)["plain-1"], signal.SIGKILL)
     _, told = process.communicate(timeout=120)
@@ -302,6 +311,46 @@ def test_a_run_that_is_killed_leaves_the_others_alone(tmp_path: Path) -> None:
     assert "[2/3] warm, seed 1: failed: it builds on plain, which failed" in lines
     assert "[3/3] smoothed, seed 1: finished" in lines
     assert main(["compare", str(recipe), "--root", str(folder), "--seeds", "1", "--quiet"]) == 0
+
+
+def test_processes_import_what_this_one_does_and_may_print(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    recipe, here = write(tmp_path), tmp_path / "here"
+    here.mkdir()
+    (here / "random.py").write_text("raise SystemExit('the wrong one')")
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "sitecustomize.py").write_text(
+        "import atexit\nprint('early')\natexit.register(lambda: print('late ' * 40_000))"
+    )
+    monkeypatch.syspath_prepend(own)
+    monkeypatch.chdir(here)
+    words = ["compare", str(recipe), "--root", str(tmp_path / "runs"), "--seeds", "1", "--jobs", "2"]
+    assert main(words) == 0
+    told = capfd.readouterr()
+    assert sum("late late" in line for line in told.err.splitlines()) == 3
+    assert "late" not in told.out
+
+
+@linux
+def test_an_error_between_runs_stops_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, root = load(write(tmp_path, epochs=5000)), tmp_path / "runs"
+    (root / "toy" / "plain-1").mkdir(parents=True)
+    (root / "toy" / "plain-1" / "mine.txt").write_text("not a run")  # it fails soon
+    started = []
+    begin = Process.__init__
+
+    def noted(self: Process, *words: Any, **more: Any) -> None:
+        begin(self, *words, **more)
+        started.append(self)
+
+    monkeypatch.setattr(Process, "__init__", noted)
+    monkeypatch.setattr(Record, "summary", lambda self: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        compare([recipe], root, jobs=2, table=False, quiet=True)
+    assert len(started) == 2
+    assert all(process.child.poll() is not None for process in started)
 
 
 def test_mistakes_and_warnings_of_processes_are_told(

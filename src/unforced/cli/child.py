@@ -27,13 +27,18 @@ def heard(line: str) -> tuple[Planned, bool]:
 
 
 def end_with_parent() -> None:
-    """Stop as by SIGTERM once standard input ends: nobody waits for the answer any more."""
+    """Stop as by SIGTERM once standard input ends: nobody waits for the answer any more, or listens."""
     while os.read(0, 1):
         pass
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for output in (1, 2):
+        os.dup2(nowhere, output)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 def main() -> int:
+    answers = os.fdopen(os.dup(1), "w")  # for the answer alone ...
+    os.dup2(2, 1)  # ... and whatever else is printed is something said on the way
     run, quiet = heard(sys.stdin.readline())
     threading.Thread(target=end_with_parent, daemon=True).start()
     failure = ""
@@ -44,7 +49,7 @@ def main() -> int:
             failure = reason(error)
             if not isinstance(error, InputError):
                 traceback.print_exc()
-    print(json.dumps({"failure": failure}))
+    print(json.dumps({"failure": failure}), file=answers, flush=True)
     return 0
 
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -29,18 +29,20 @@ class Process:
     """A run that is being made by ``unforced.cli.child``.
 
     It is told of the run by its standard input, which stays open: when it ends with this process, the child saves what it has and
-    stops. Its answer is one line of JSON. What it says on the way is passed on with the run's name before it.
+    stops. Its answer is one line of JSON on its standard output. What it says on the way is passed on with the run's name before it.
     """
 
     def __init__(self, run: Planned, threads: int, display: Display) -> None:
         self.run, self.display, self.name = run, display, f"{run.label}-{run.seed}"
         self.now = "begun"  # how far it has come, where there is a bar to show it
+        own = {"PYTHONPATH": os.pathsep.join(sys.path)}  # it finds what this process finds, and nothing else
+        own |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
         self.child = subprocess.Popen(
-            [sys.executable, "-m", "unforced.cli.child"],
+            [sys.executable, "-P", "-m", "unforced.cli.child"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+            env=os.environ | own,
             start_new_session=True,  # a terminal's Ctrl-C is for this process, which passes it on once
         )
         assert self.child.stdin is not None
@@ -59,7 +61,8 @@ class Process:
                 if self.display.live and step:
                     self.now = f"{step[1]}/{step[2]}"
                 elif text:  # also if quiet: then these are warnings and errors
-                    self.display.console.print(Text(f"{self.name}: {text}"), soft_wrap=True)
+                    with suppress(OSError, SystemExit):  # nobody reads any more; the run goes on
+                        self.display.console.print(Text(f"{self.name}: {text}"), soft_wrap=True)
 
     def outcome(self) -> Outcome | None:
         """How it ended; None if it has not."""
@@ -70,11 +73,15 @@ class Process:
         assert self.child.stdout is not None
         assert self.child.stdin is not None
         with self.child.stdout, suppress(BrokenPipeError), self.child.stdin:
-            answer = self.child.stdout.read().decode().strip()
-        if code == 0 and answer:
-            return Outcome(self.run, failure=json.loads(answer)["failure"])
-        died = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        return Outcome(self.run, failure=f"its process {died}")
+            answer = self.child.stdout.read().decode().splitlines()[-1:]
+        if answer and answer[0].startswith("{"):  # whatever it may have died of afterwards
+            return Outcome(self.run, failure=json.loads(answer[0])["failure"])
+        names = {number.value: number.name for number in signal.Signals}
+        name = names.get(-code if code < 0 else code - 128)
+        return Outcome(
+            self.run,
+            failure=f"its process was ended by {name}" if name else f"its process ended with code {code}",
+        )
 
     def stop(self) -> None:
         """Ask it to save and stop, unless it has ended."""
@@ -100,7 +107,7 @@ def side_by_side(
     begin: Callable[[Planned], None],
     start: Callable[[Planned], Any],
     display: Display,
-) -> Iterator[Outcome]:
+) -> Generator[Outcome]:
     """Make runs, up to ``jobs`` at a time, each as soon as those it builds on are there, and tell how each ended. Those that others
     build on come first, so that nobody waits for them at the end.
 
@@ -140,7 +147,7 @@ def side_by_side(
                         running.append(start(run))
                 time.sleep(PAUSE)
                 if signals.received is not None:
-                    display.say("stopping: runs that are on their way save what they have")
+                    display.say("stopping: runs that are on their way save what they have learnt")
                     raise SystemExit(signals.exit_code)
                 for process in list(running):
                     outcome = process.outcome()

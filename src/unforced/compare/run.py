@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -56,6 +57,8 @@ def compare(
         raise InputError(f"jobs must be at least 1, not {jobs}")
     if jobs > 1 and os.environ.get("WORLD_SIZE", "1") != "1":
         raise InputError("several jobs start processes of their own, so they can't be run below torchrun")
+    if jobs > 1 and (train or score):
+        raise InputError("functions can't be handed to other processes: train and score are for one job")
     planned = plan(recipes, Path(root))
     check_folders(planned)
     check_files(planned)
@@ -71,10 +74,11 @@ def compare(
         threads = max(1, torch.get_num_threads() // jobs)
         start = partial(Process, threads=threads, display=display)
         outcomes = side_by_side(planned, jobs, record.state, record.begin, start, display)
-    for outcome in outcomes:
-        record.end(outcome)
-        if outcome.news:
-            record.write(record.summary())
+    with closing(outcomes):  # an error here stops what is running there
+        for outcome in outcomes:
+            record.end(outcome)
+            if outcome.news:
+                record.write(record.summary())
     if all(state.state == "failed" for state in record.states):
         raise InputError(f"all runs failed; the first one: {record.states[0].reason}")
     task = planned[0].recipe.task
@@ -95,7 +99,7 @@ def compare(
 
 def in_turn(
     planned: Sequence[Planned], train: Train, score: Score, record: Record, display: Display
-) -> Iterator[Outcome]:
+) -> Generator[Outcome]:
     """Make one run after another in this process, and tell how each ended."""
     for number, run in enumerate(planned, start=1):
         display.say(f"[{number}/{len(planned)}] {run.label}, seed {run.seed}: {run.folder}")

@@ -26,7 +26,8 @@ class Signals:
 
 @contextmanager
 def catch_signals() -> Iterator[Signals]:
-    """Remember the first signal instead of dying of it; the second one acts at once.
+    """Remember a signal instead of dying of it. A second Ctrl-C (SIGINT) acts at once; a second SIGTERM says nothing new, since
+    some send it to all processes of a run, each of which passes it on.
 
     Only the main thread can handle signals: elsewhere this does nothing.
     """
@@ -38,9 +39,8 @@ def catch_signals() -> Iterator[Signals]:
     before = {number: signal.getsignal(number) or signal.SIG_DFL for number in wanted}
 
     def remember(number: int, frame: FrameType | None) -> None:
-        signals.received = number
-        for each in wanted:
-            signal.signal(each, before[each])
+        signals.received = signals.received or number
+        signal.signal(signal.SIGINT, before[signal.SIGINT])
 
     for number in wanted:
         signal.signal(number, remember)
