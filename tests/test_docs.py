@@ -28,6 +28,31 @@ def test_examples_in_pages_run(page: Path, tmp_path: Path, monkeypatch: pytest.M
     assert failed == 0
 
 
+def anchors(page: Path) -> set[str]:
+    """The headings of a page as links name them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        if "://" in link:
+            continue
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def test_recipes_that_pages_name_are_there() -> None:
+    there = {path.stem for path in (ROOT / "src" / "unforced" / "recipes").glob("*.toml")}
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        named = set(re.findall(r"unforced compare (\w+)(?![\w.])", text))
+        assert named <= there, f"{page.name}: {named - there}"
+
+
 def test_tables_in_pages_are_the_generated_ones() -> None:
     done = subprocess.run(
         [sys.executable, str(ROOT / "tools" / "fill_tables.py"), "--check"], capture_output=True, text=True
