@@ -19,7 +19,7 @@ def run(*, quick: bool, threads: int) -> dict:
     torch.set_num_threads(threads)
     torch.set_flush_denormal(True)
     data = corpus.prepare(WORK)
-    updates, rounds = (QUICK, 15) if quick else (UPDATES, 60)
+    updates, rounds = (QUICK, 15) if quick else (UPDATES, 120)
     pairs = [data.ids("grouped")[corpus.BATCH * i : corpus.BATCH * (i + 1)] for i in range(0, 400, 80)]
     batches = [batch(each) for each in pairs]
     rows = []
