@@ -53,8 +53,8 @@ class Kept:
 class Deferred:
     """The weight of ``x Wᵀ`` (``linear``), ``x W`` (``mix``) and ``W[ids]`` (``rows``), for the steps of one graph.
 
-    >>> weight = torch.randn(7, 3, requires_grad=True)
-    >>> x, deferred = torch.randn(2, 3), Deferred(weight)
+    >>> weight = torch.randn(7, 3, dtype=torch.float64, requires_grad=True)
+    >>> x, deferred = torch.randn(2, 3, dtype=torch.float64), Deferred(weight)
     >>> sum(deferred.linear(step).square().sum() for step in x.split(1)).backward()
     >>> torch.allclose(weight.grad, 2 * (x @ weight.detach().T).T @ x)
     True
