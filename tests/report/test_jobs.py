@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from importlib import import_module, resources
 from pathlib import Path
 from typing import Any
@@ -251,9 +252,10 @@ def children(process: subprocess.Popen[bytes]) -> dict[str, int]:
     found = {}
     for pid in pids:
         for handle in Path(f"/proc/{pid}/fd").iterdir():
-            path = Path(os.readlink(handle))
-            if path.name == "lock":
-                found[path.parent.name] = int(pid)
+            with suppress(FileNotFoundError):  # closed meanwhile
+                path = Path(os.readlink(handle))
+                if path.name == "lock":
+                    found[path.parent.name] = int(pid)
     return found
 
 
