@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from importlib import import_module, resources
 from pathlib import Path
@@ -225,14 +225,16 @@ def test_jobs_that_cannot_be(
     assert not (tmp_path / "runs").exists()
 
 
-def begun(folder: Path, recipe: Path) -> subprocess.Popen[bytes]:
-    """A comparison of two jobs, both of which have saved a checkpoint."""
+def begun(
+    folder: Path, recipe: Path, names: Sequence[str] = ("plain-1", "smoothed-1")
+) -> subprocess.Popen[bytes]:
+    """A comparison of two jobs, of which these have saved a checkpoint."""
     words = ["compare", str(recipe), "--root", str(folder), "--jobs", "2", "--seeds", "1"]
     process = subprocess.Popen(
         [sys.executable, "-m", "unforced", *words], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
     )
     until(
-        lambda: all(RunFolder(folder / "toy" / each).checkpoints() for each in ("plain-1", "smoothed-1")),
+        lambda: all(RunFolder(folder / "toy" / each).checkpoints() for each in names),
         process,
     )
     return process
@@ -303,8 +305,8 @@ def test_runs_stop_when_nobody_waits_for_them(tmp_path: Path) -> None:
 
 @linux
 def test_a_run_that_is_killed_leaves_the_others_alone(tmp_path: Path) -> None:
-    folder, recipe = tmp_path / "runs", write(tmp_path, epochs=30)
-    process = begun(folder, recipe)
+    folder, recipe = tmp_path / "runs", write(tmp_path, epochs=40)
+    process = begun(folder, recipe, ["plain-1"])  # long before it ends
     os.kill(children(process)["plain-1"], signal.SIGKILL)
     _, told = process.communicate(timeout=120)
     assert process.returncode == 1
