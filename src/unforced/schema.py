@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from unforced.errors import InputError
+from unforced.errors import InputError, nearest
 
 T = TypeVar("T")
 Named = Callable[[Any], Mapping[str, type] | None]  # a field's type -> the classes it may be, by name
@@ -30,22 +30,6 @@ PLAIN = {bool: "true or false", int: "a whole number", float: "a number", str: "
 def nobody(hint: Any) -> Mapping[str, type] | None:
     """The resolver of a schema without named classes."""
     return None
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """What to say behind an unknown word: the nearest known one, or all of them.
-
-    >>> nearest("epohcs", ["epochs", "steps"])
-    'did you mean "epochs"?'
-    >>> nearest("colour", ["epochs", "steps"])
-    'there are: epochs, steps'
-    """
-    words = list(known)
-    lower = {name.lower(): name for name in reversed(words)}
-    close = difflib.get_close_matches(word.lower(), lower, n=1)
-    if close:
-        return f'did you mean "{lower[close[0]]}"?'
-    return f"there are: {', '.join(words)}" if words else "there are none"
 
 
 def build(cls: type[T], mapping: Any, where: str = "", named: Named = nobody) -> T:
