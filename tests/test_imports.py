@@ -13,7 +13,18 @@ import unforced
 
 ROOT = Path(unforced.__file__).parent
 
-LEAVES = {"errors", "options", "types", "rows", "masking", "relax", "schedules", "streams", "costs", "metrics"}
+LEAVES = {
+    "errors",
+    "options",
+    "types",
+    "rows",
+    "masking",
+    "relax",
+    "schedules",
+    "streams",
+    "costs",
+    "metrics",
+}
 ALLOWED = {
     "errors": set(),
     "types": set(),
