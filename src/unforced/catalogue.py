@@ -41,6 +41,7 @@ CATALOGUE: dict[str, dict[str, str]] = {
     },
     "tasks": {
         "g2p": "unforced.tasks.g2p:G2P",
+        "streaming_g2p": "unforced.tasks.streaming_g2p:StreamingG2P",
         "pairs": "unforced.tasks.pairs:Pairs",
         "translation": "unforced.tasks.translation:Translation",
         "dialogue": "unforced.tasks.dialogue:Dialogue",

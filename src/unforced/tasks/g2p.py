@@ -12,7 +12,7 @@ from unforced.metrics.edit import ErrorRate, ExactError
 from unforced.metrics.protocol import Metric
 from unforced.tasks.files import count
 from unforced.tasks.pronunciations import Dictionary, entries, without_stress
-from unforced.tasks.protocol import Split
+from unforced.tasks.protocol import Codec, Split
 from unforced.tasks.segment import TextCoder
 from unforced.tasks.splits import fraction, limited
 from unforced.tasks.text import PairCodec
@@ -75,13 +75,13 @@ class G2P:
             return Examples((e._replace(target=answer) for e in kept for answer in e.answers), kept.dropped)
         return kept
 
-    def fit(self, train: Sequence[Example]) -> PairCodec:
+    def fit(self, train: Sequence[Example]) -> Codec:
         return PairCodec(
             TextCoder.learn((e.source for e in train), "characters", lowercase=True),
             TextCoder.learn((e.target for e in train), "words"),
         )
 
-    def codec(self, data: dict[str, Any]) -> PairCodec:
+    def codec(self, data: dict[str, Any]) -> Codec:
         return PairCodec.from_json(data)
 
     def metrics(self) -> tuple[Metric, ...]:

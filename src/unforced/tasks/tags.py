@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -97,7 +97,7 @@ class TagCodec:
         }
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> TagCodec:
+    def from_json(cls, data: dict[str, Any]) -> Self:
         missing = {"words", "tags", "lowercase", "unseen"} - data.keys()
         if missing:
             raise InputError(f"The codec has no {', '.join(sorted(missing))}.")
