@@ -12,14 +12,14 @@ from torch import nn
 
 from unforced import catalogue, earlier
 from unforced import recipe as recipes
-from unforced.errors import InputError
+from unforced.errors import InputError, nearest
 from unforced.loading import Loaded, OwnModel, build_network, fastest_device, load, read_recipe
 from unforced.models.huggingface.tokens import WrappedModel
 from unforced.models.protocol import ModelSpec
 from unforced.objectives.protocol import Objective
 from unforced.objectives.protocol import fitted as tell
 from unforced.recipe import Recipe
-from unforced.schema import build, nearest
+from unforced.schema import build
 from unforced.tasks.protocol import Codec, FittedTask, Split, Task
 from unforced.training import evaluate as evaluating
 from unforced.training.loop import Job
@@ -64,7 +64,7 @@ def model(name: str, **fields: Any) -> ModelSpec:
 
 
 def _made(kind: str, name: str, fields: Mapping[str, Any]) -> Any:
-    return build(catalogue.resolve(kind, name), fields, name, catalogue.named)
+    return build(catalogue.resolve(kind, name), fields, name)
 
 
 def train(
@@ -138,7 +138,7 @@ def fit(
     ``torch.manual_seed(seed)``). ``load(run, model=model)`` gives it back with the weights it has learnt.
     """
     chosen = _made("objectives", objective, {}) if isinstance(objective, str) else objective
-    options = build(Training, training, "training", catalogue.named)
+    options = build(Training, training, "training")
     decoders = dict(decoding or {"greedy": _made("decoders", "greedy", {})})
     if options.validate not in decoders:
         raise InputError(

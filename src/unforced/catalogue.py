@@ -1,14 +1,10 @@
 """What recipes and the command line can name: one line an entry, imported only when it is used."""
 
-from __future__ import annotations
-
-import types
 from collections.abc import Iterator, Mapping
 from importlib import import_module
-from typing import Any, Union, get_args, get_origin
+from typing import Any
 
-from unforced.errors import InputError
-from unforced.schema import nearest
+from unforced.errors import InputError, nearest
 
 CATALOGUE: dict[str, dict[str, str]] = {
     "objectives": {
@@ -104,7 +100,8 @@ def resolve(kind: str, name: str) -> type:
     if name not in entries:
         raise InputError(f'"{name}" is not among the {kind}; {nearest(name, entries)}')
     module, _, attribute = entries[name].partition(":")
-    return getattr(import_module(module), attribute)
+    cls: type = getattr(import_module(module), attribute)
+    return cls
 
 
 class Entries(Mapping[str, type]):
@@ -145,14 +142,6 @@ def name_of(kind: str, value: Any) -> str | None:
 
 
 def named(hint: Any) -> Mapping[str, type] | None:
-    """The classes that a field of this type may hold, by name: of a protocol above, or of a union of entries."""
-    if isinstance(hint, type):
-        kind = PROTOCOLS.get(address(hint))
-        return None if kind is None else Entries(kind)
-    if get_origin(hint) not in (Union, types.UnionType):
-        return None
-    for kind in CATALOGUE:
-        found = {name_of(kind, member): member for member in get_args(hint) if isinstance(member, type)}
-        if len(found) == len(get_args(hint)) and None not in found:
-            return {str(name): member for name, member in found.items()}
-    return None
+    """Return the classes by name that a field may hold if its type is one of the protocols above, else None."""
+    kind = PROTOCOLS.get(address(hint)) if isinstance(hint, type) else None
+    return None if kind is None else Entries(kind)

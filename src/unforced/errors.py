@@ -1,7 +1,5 @@
 """The one exception a user is meant to see."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 from typing import get_args

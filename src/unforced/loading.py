@@ -11,10 +11,9 @@ import torch
 from torch import nn
 
 from unforced import recipe as recipes
-from unforced.errors import InputError
+from unforced.errors import InputError, nearest
 from unforced.models.protocol import ModelSpec, StepDecoder
 from unforced.recipe import Recipe
-from unforced.schema import nearest
 from unforced.tasks.protocol import Codec, FittedTask, Task
 from unforced.training import checkpoints
 from unforced.training.records import RunFolder

@@ -17,7 +17,6 @@ a protocol, a callable, or a union of these; `Annotated` adds a range:
     unforced.errors.InputError: scores must be one of local, global, got 'glob'; did you mean "global"?
 """
 
-import functools
 import math
 import types
 from collections.abc import Callable, Collection, Mapping
@@ -145,8 +144,7 @@ class Options:
     """Base of the frozen dataclasses whose fields a user sets; raises `InputError` if a value does not fit its hint."""
 
     def __post_init__(self) -> None:
-        cls: Any = type(self)
-        for name, check in _checks(cls):
+        for name, check in _checks(type(self)):
             problem = check(getattr(self, name))
             if problem is not None:
                 raise _error(name, problem)
@@ -168,16 +166,21 @@ def check_value(name: str, hint: Any, value: Any) -> None:
         raise _error(name, problem)
 
 
-@functools.cache
-def hints_of(cls: Any) -> dict[str, Any]:
+def hints_of(cls: type) -> dict[str, Any]:
     """Return the type hints of a class by field name, ranges included."""
-    return get_type_hints(cls, include_extras=True)
+    if cls not in _HINTS:
+        _HINTS[cls] = get_type_hints(cls, include_extras=True)
+    return _HINTS[cls]
 
 
-@functools.cache
-def _checks(cls: Any) -> "tuple[tuple[str, _Check], ...]":
-    hints = hints_of(cls)
-    return tuple((f.name, _compile(hints[f.name])) for f in fields(cls) if f.init)
+def _checks(cls: Any) -> "list[tuple[str, _Check]]":
+    if cls not in _CHECKS:
+        _CHECKS[cls] = [(f.name, _compile(hints_of(cls)[f.name])) for f in fields(cls) if f.init]
+    return _CHECKS[cls]
+
+
+_HINTS: dict[type, dict[str, Any]] = {}  # resolving hints is slow
+_CHECKS: "dict[type, list[tuple[str, _Check]]]" = {}
 
 
 def _error(name: str, problem: "_Problem") -> InputError:

@@ -12,19 +12,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import tomli_w
 
-from unforced.catalogue import Entries, name_of, named
-from unforced.errors import InputError
-from unforced.schema import build, check_keys, convert, join, nearest, pick, show, to_mapping
+from unforced.catalogue import Entries, name_of
+from unforced.errors import InputError, nearest
+from unforced.options import Distinct, Natural, NotEmpty, show
+from unforced.schema import build, check_keys, convert, join, pick, to_mapping
 from unforced.training.options import Training
 from unforced.trees import Data, difference, merge, normalize, parse_overrides, spell_none
 
 KINDS = {"task": "tasks", "model": "models", "objective": "objectives"}
 BODY = (*KINDS, "training", "decoding")  # what a variant may change
 KEYS = ("name", "description", "seeds", "baseline", *BODY, "variants")
+Seeds = Annotated[tuple[Natural, ...], NotEmpty(), Distinct()]
 SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")  # names that become names of files
 
 
@@ -83,10 +85,10 @@ class Recipe:
             value = getattr(self, key)
             value = getattr(value, "inner", value)  # a task that is read through the model's tokenizer
             if (name := name_of(kind, value)) is not None:
-                data[key] = {"name": name, **to_mapping(value, named)}
-        data["training"] = to_mapping(self.training, named)
+                data[key] = {"name": name, **to_mapping(value)}
+        data["training"] = to_mapping(self.training)
         data["decoding"] = {
-            name: {"method": method, **to_mapping(decoder, named)}
+            name: {"method": method, **to_mapping(decoder)}
             for name, decoder in self.decoding.items()
             if (method := name_of("decoders", decoder)) is not None
         }
@@ -161,22 +163,18 @@ def resolve(data: Mapping[str, Any]) -> Recipe:
     check_keys(data, KEYS)
     parts: Data = {}
     for key, kind in KINDS.items():
-        parts[key] = pick(Entries(kind), data[key], key, named) if key in data else None
+        parts[key] = pick(Entries(kind), data[key], key) if key in data else None
     if parts["task"] is not None and (reading := getattr(parts["model"], "reading", None)):
         parts["task"] = reading(parts["task"])  # by the model's own tokenizer
-    training = build(Training, data.get("training", {}), "training", named)
+    training = build(Training, data.get("training", {}), "training")
     tables = data.get("decoding", {"greedy": {"method": "greedy"}})
     if not isinstance(tables, Mapping):
-        raise InputError(f"decoding: expected a table for each decoder, not {show(tables)}")
+        raise InputError(f"decoding must be a table of decoders, got {show(tables)}")
     decoding = {
-        check_name(name, "decoding"): pick(
-            Entries("decoders"), table, join("decoding", name), named, "method"
-        )
+        check_name(name, "decoding"): pick(Entries("decoders"), table, join("decoding", name), "method")
         for name, table in tables.items()
     }
-    seeds = convert(tuple[int, ...], data.get("seeds", [1]), "seeds")
-    if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
-        raise InputError(f"seeds: expected different whole numbers from 0 on, not {show(list(seeds))}")
+    seeds = convert(Seeds, data.get("seeds", [1]), "seeds")
     variants = read_variants(data.get("variants", []))
     variants = variants or [Variant(name_of("objectives", parts["objective"]) or "own")]
     baseline = convert(str, data.get("baseline", ""), "baseline") or variants[0].name
@@ -190,11 +188,11 @@ def resolve(data: Mapping[str, Any]) -> Recipe:
 
 def read_variants(tables: Any) -> list[Variant]:
     if not isinstance(tables, Sequence) or isinstance(tables, str):
-        raise InputError("variants: expected a list of tables ([[variants]])")
+        raise InputError("variants must be a list of tables ([[variants]])")
     variants: list[Variant] = []
     for i, table in enumerate(tables):
         if not isinstance(table, Mapping) or "name" not in table:
-            raise InputError(f"variants[{i}]: expected a table with a name")
+            raise InputError(f"variants[{i}] must be a table with a name")
         name = check_name(table["name"], f"variants[{i}].name")
         changes = {key: value for key, value in table.items() if key != "name"}
         check_keys(changes, BODY, f"variant {name}")
@@ -215,7 +213,7 @@ def find_variant(variants: Iterable[Variant], name: str, where: str = "variant")
 
 def check_name(name: Any, where: str) -> str:
     if not isinstance(name, str) or not SAFE.fullmatch(name):
-        raise InputError(f"{where}: expected a name of letters, digits and . _ + -, not {show(name)}")
+        raise InputError(f"{where} must be a name of letters, digits and . _ + -, got {show(name)}")
     return name
 
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from unforced.catalogue import Entries, name_of, named
-from unforced.errors import InputError
+from unforced.catalogue import Entries, name_of
+from unforced.errors import InputError, nearest
 from unforced.loading import fastest_device, load, read_recipe
 from unforced.recipe import Recipe
-from unforced.schema import fields_of, nearest, pick, to_mapping
+from unforced.schema import fields_of, pick, to_mapping
 from unforced.training.records import RunFolder
 from unforced.trees import merge, parse_overrides
 from unforced.types import Example
@@ -80,14 +80,14 @@ def choose(single: Recipe, method: str, options: Sequence[str], nbest: int) -> A
     name = method if own is None else name_of("decoders", own)
     if name is None or name not in entries:
         raise InputError(f'there is no decoder "{method}"; {nearest(method, {**single.decoding, **entries})}')
-    fields = {} if own is None else to_mapping(own, named)
+    fields = {} if own is None else to_mapping(own)
     changes = parse_overrides(options)
     if nbest > 1:
         copies = [field.name for field in fields_of(entries[name]) if field.name in COPIES]
         if not copies:
             raise InputError(f"{name} gives one output of a source, not {nbest}")
         changes[copies[0]] = nbest
-    return pick(entries, merge(fields, changes) | {"method": name}, method, named, "method")
+    return pick(entries, merge(fields, changes) | {"method": name}, method, "method")
 
 
 def text_of(line: bytes, number: int) -> str:

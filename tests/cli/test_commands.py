@@ -74,7 +74,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         (["compare"], "compare needs the name or the file of a recipe"),
         (["compare", "training.epochs=1"], "compare needs the name or the file of a recipe"),
         (["compare", "g2p", "--variants", "cros_entropy"], 'did you mean "cross_entropy"?'),
-        (["compare", "g2p", "--seeds", "1,x"], 'seeds: expected a list (each a whole number), not "[1,x]"'),
+        (["compare", "g2p", "--seeds", "1,x"], "seeds must be a list (each a whole number of at least 0)"),
         (["report"], "report needs at least one run folder"),
         (["report", "absent"], "absent"),
         (["report", "absent", "--output", "x.pdf"], "x.pdf: a report's name ends in .html, or in .md"),
@@ -155,7 +155,7 @@ def test_list_as_json(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert [entry["name"] for entry in found] == list(CATALOGUE[kind])
     for entry in found:
         for field in entry["fields"]:
-            assert set(field) == {"name", "type", "required", "default", "choices", "doc"}
+            assert set(field) == {"name", "type", "expected", "required", "default", "choices", "doc"}
 
 
 def test_show_is_a_recipe(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -191,7 +191,7 @@ def test_builders() -> None:
         unforced.InputError, match=r'^label_smoothing\.smoothign: no such key; did you mean "smoothing"'
     ):
         unforced.objective("label_smoothing", smoothign=0.2)
-    with pytest.raises(unforced.InputError, match=r"^lstm\.hidden: expected a whole number, not 2\.5"):
+    with pytest.raises(unforced.InputError, match=r"^lstm\.hidden must be a whole number"):
         unforced.model("lstm", hidden=2.5)
     with pytest.raises(unforced.InputError, match='"pears" is not among the tasks; did you mean "pairs"'):
         unforced.task("pears")

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from unforced.catalogue import CATALOGUE, Entries, name_of, named, resolve
+from unforced.catalogue import CATALOGUE, Entries, name_of, resolve
 from unforced.describe import describe, entries
 from unforced.errors import InputError
-from unforced.schema import build, fields_of, hints_of, required, to_mapping
+from unforced.options import hints_of
+from unforced.schema import build, fields_of, required, to_mapping
 
 LINES = [(kind, name) for kind, names in CATALOGUE.items() for name in names]
 OFFERS = {
@@ -32,7 +33,7 @@ def example(kind: str, name: str) -> Any:
     values = {
         field.name: 1.0 if hints[field.name] is float else "x" for field in fields_of(cls) if required(field)
     }
-    return build(cls, {**values, **NEEDED.get(name, {})}, name, named)
+    return build(cls, {**values, **NEEDED.get(name, {})}, name)
 
 
 @pytest.mark.parametrize(("kind", "name"), LINES, ids=lambda word: word)
@@ -44,10 +45,10 @@ def test_each_line(kind: str, name: str) -> None:
         assert callable(getattr(cls, method)), f"{name} has no {method}"
     assert not {"name", "method"} & {field.name for field in fields_of(cls)}, "these keys pick the class"
     assert name_of(kind, cls) == name
-    for field in describe(cls, named):
+    for field in describe(cls):
         assert field["type"]
     instance = example(kind, name)
-    assert build(cls, to_mapping(instance, named), name, named) == instance
+    assert build(cls, to_mapping(instance), name) == instance
     if fields_of(cls):
         with pytest.raises(FrozenInstanceError):
             setattr(instance, fields_of(cls)[0].name, 1)
@@ -68,7 +69,7 @@ def test_misspelt_names_and_fields(kind: str, name: str) -> None:
         with pytest.raises(
             InputError, match=rf'^{name}\.{field.name}x: no such key; did you mean "{field.name}"'
         ):
-            build(resolve(kind, name), {field.name + "x": 1}, name, named)
+            build(resolve(kind, name), {field.name + "x": 1}, name)
 
 
 def test_unknown_names() -> None:

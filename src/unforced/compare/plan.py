@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 
 from unforced import earlier
-from unforced.errors import InputError
+from unforced.errors import InputError, nearest
 from unforced.recipe import BODY, Recipe, load
 from unforced.report.runs import flatten
-from unforced.schema import nearest
 from unforced.training.records import RunFolder, differences
 
 

@@ -234,7 +234,7 @@ class WithObjective(Base):
 def made(objective: Objective | str) -> Objective:
     """The objective, or the one of the catalogue with this name and its defaults."""
     if isinstance(objective, str):
-        return build(catalogue.resolve("objectives", objective), {}, objective, catalogue.named)
+        return build(catalogue.resolve("objectives", objective), {}, objective)
     if isinstance(objective, type) or not callable(objective):
         raise InputError(f"objective must be a name or an objective, not {objective!r}")
     return objective
