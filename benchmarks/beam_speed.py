@@ -4,8 +4,6 @@ Two situations, each with one sentence at a time and with sixteen: all outputs f
 make exactly the same number of steps; and a model trained a little, whose hypotheses end when they like.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable
@@ -31,9 +29,7 @@ def run(*, quick: bool, threads: int) -> dict:
     torch.set_flush_denormal(True)  # for both sides alike
     data = corpus.prepare(WORK)
     ours = trained("transformer", data, 100 if quick else UPDATES)
-    theirs = huggingface_transformer(
-        TRANSFORMER, data.vocabulary, pad=corpus.PAD, bos=corpus.BOS, eos=corpus.EOS
-    )
+    theirs = huggingface_transformer(TRANSFORMER, data.vocabulary, pad=corpus.PAD, bos=corpus.BOS, eos=corpus.EOS)
     copy_transformer(ours, theirs)
     ours.eval()
     theirs.eval()
@@ -45,10 +41,7 @@ def run(*, quick: bool, threads: int) -> dict:
         for size in BATCHES:
             chosen = pairs[: 6 if size == 1 and quick else 12 if size == 1 else None]
             batches = [batch(chosen[i : i + size]) for i in range(0, len(chosen), size)]
-            sides = {
-                "unforced": _ours(ours, batches, *lengths),
-                "huggingface": _theirs(theirs, batches, *lengths),
-            }
+            sides = {"unforced": _ours(ours, batches, *lengths), "huggingface": _theirs(theirs, batches, *lengths)}
             title = f"beam {BEAM}, batch {size}, {f'{FORCED} tokens forced' if forced else 'ends by itself'}"
             say(f"  {title}")
             outputs = {name: search() for name, search in sides.items()}
@@ -60,9 +53,7 @@ def run(*, quick: bool, threads: int) -> dict:
                 mean = statistics.mean(len(output) for output in outputs["unforced"])
                 title += f" ({mean:.1f} tokens on average)"
             times = interleave(
-                {name: _timed(search, len(chosen)) for name, search in sides.items()},
-                rounds,
-                unit="ms/sentence",
+                {name: _timed(search, len(chosen)) for name, search in sides.items()}, rounds, unit="ms/sentence"
             )
             figure = ratio(times["unforced"], times["huggingface"])
             medians = [statistics.median(times[name]) for name in ("unforced", "huggingface")]

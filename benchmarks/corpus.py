@@ -5,8 +5,6 @@ stand in, and the results say so. Pieces are separated by blanks in the files wr
 plain words and nobody pays for segmentation while training.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import os
@@ -17,12 +15,7 @@ from pathlib import Path
 
 MERGED = 8251  # what byte-pair merging is asked for; some pieces are only stages on the way to longer ones
 BATCH = 64  # pairs
-RESERVED = (
-    "<unk>",
-    "<pad>",
-    "<s>",
-    "</s>",
-)  # in JoeyNMT's order; ids 0 to 3 on the Hugging Face side as well
+RESERVED = ("<unk>", "<pad>", "<s>", "</s>")  # in JoeyNMT's order; ids 0 to 3 on the Hugging Face side as well
 UNK, PAD, BOS, EOS = range(4)
 
 # How many pieces the sentences of Multi30k have (8,000 joint pieces): quantiles in steps of 5 %, for sources and targets
@@ -55,10 +48,7 @@ class Corpus:
         names = self.path("vocabulary.txt").read_text(encoding="utf-8").splitlines()
         index = {name: number for number, name in enumerate(names)}
         return [
-            (
-                [index.get(piece, UNK) for piece in source] + [EOS],
-                [index.get(piece, UNK) for piece in target] + [EOS],
-            )
+            ([index.get(piece, UNK) for piece in source] + [EOS], [index.get(piece, UNK) for piece in target] + [EOS])
             for source, target in self.pairs(split)
         ]
 
@@ -168,8 +158,7 @@ def _grouped(pairs: Pairs) -> Pairs:
     batches = []
     for start in range(0, len(shuffled), 50 * BATCH):
         pool = sorted(
-            shuffled[start : start + 50 * BATCH],
-            key=lambda pair: (len(pair[1].split()), len(pair[0].split())),
+            shuffled[start : start + 50 * BATCH], key=lambda pair: (len(pair[1].split()), len(pair[0].split()))
         )
         batches += [pool[i : i + BATCH] for i in range(0, len(pool), BATCH)]
     last = batches.pop()  # the only one that may be short

@@ -1,8 +1,6 @@
 """Energies and chains of masked models: a sweep of Metropolis-Hastings against the plain loop, E_local against E_raw, scoring
 against minicons, and log Z by enumeration."""
 
-from __future__ import annotations
-
 import json
 import os
 import statistics
@@ -74,7 +72,7 @@ def trained(data: corpus.Corpus, updates: int) -> Any:
 
 
 def collated(targets: list[list[int]]) -> Any:
-    from unforced.tasks.collate import collate
+    from unforced.tasks.codecs import collate
     from unforced.types import Encoded, Symbols
 
     symbols = Symbols(corpus.PAD, corpus.BOS, corpus.EOS, banned=(corpus.UNK, corpus.PAD, corpus.BOS))
@@ -92,8 +90,8 @@ def _sweep(model: Any, batch: Any, rounds: int) -> list[dict]:
     """One sweep over all sentences, against the plain loop with the same random numbers."""
     import torch
 
-    from unforced.energy.kernels import sweep
     from unforced.energy.metropolis_hastings import MetropolisHastings
+    from unforced.energy.samplers import sweep
 
     rows = []
     for energy in ("raw", "local"):
@@ -151,8 +149,8 @@ def _steps(model: Any, batch: Any, rounds: int) -> list[dict]:
     """What a step costs with either energy, over the steps of a sweep from the same state."""
     import torch
 
-    from unforced.energy.kernels import Kernel, sweep
     from unforced.energy.metropolis_hastings import MetropolisHastings, MetropolisWalk
+    from unforced.energy.samplers import Kernel, sweep
 
     say("  a step with either energy")
 
@@ -160,12 +158,7 @@ def _steps(model: Any, batch: Any, rounds: int) -> list[dict]:
         """The masked position's own term is computed like the others, though the proposal's pass has it."""
 
         def known(self, turn: Any, proposed: Any, free: Any, target: float) -> Any:
-            return (
-                torch.zeros(free.shape, dtype=proposed.own.dtype),
-                free,
-                torch.ones_like(free),
-                proposed.back,
-            )
+            return (torch.zeros(free.shape, dtype=proposed.own.dtype), free, torch.ones_like(free), proposed.back)
 
     def kernel_of(name: str, model: Any) -> Kernel:
         if name == "raw, every term":
@@ -312,8 +305,8 @@ def _minicons() -> None:
 
 def _memory(data: corpus.Corpus) -> list[dict]:
     """What scoring holds at once, for long sentences against short ones."""
+    from unforced.chains.readers import open_model
     from unforced.energy.scoring import TOKENS, pseudo_log_likelihood
-    from unforced.sentences import open_model
 
     say("  memory by the length of sentences")
     reader = open_model(scored_model(data))

@@ -5,8 +5,6 @@ A figure here is a ratio of two programs on one machine. The machine's speed dri
 the median is can be read off its interval.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import statistics
@@ -114,7 +112,7 @@ class Sides:
         side.get_ready()
         return side
 
-    def __enter__(self) -> Sides:
+    def __enter__(self) -> "Sides":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -5,8 +5,6 @@ make the same number of steps with the same scores. Trainers make the same updat
 the end of a turn's first update and the end of its last.
 """
 
-from __future__ import annotations
-
 import statistics
 import tempfile
 import time
@@ -86,7 +84,7 @@ def _search(name: str, model: Any, quick: bool) -> list[dict]:
 
     import unforced
     from unforced.decoding.beam import Beam
-    from unforced.models.huggingface import batch
+    from unforced.huggingface.batches import batch
 
     wrapped, decoder = unforced.wrap(model), Beam(beam=BEAM, min_length=FORCED, max_length=FORCED)
     banned = list(wrapped.symbols.banned)
@@ -162,11 +160,7 @@ def _training(quick: bool) -> list[dict]:
     rows = []
     for name, side, target in (
         ("UnforcedTrainer, cross_entropy: cost an update", "cross_entropy", TRAINER),
-        (
-            "UnforcedTrainer, parallel scheduled sampling, p 0.5, one pass: cost an update",
-            "parallel",
-            PARALLEL,
-        ),
+        ("UnforcedTrainer, parallel scheduled sampling, p 0.5, one pass: cost an update", "parallel", PARALLEL),
     ):
         figure = ratio(times[side], times["Trainer"])
         medians = [statistics.median(times[key]) for key in (side, "Trainer")]
@@ -216,12 +210,7 @@ def _trainer(objective: Any, updates: int) -> Callable[[], float]:
     clock = Clock()
     kind = transformers.Trainer if objective is None else unforced.UnforcedTrainer
     trainer = kind(
-        model=model,
-        args=arguments,
-        train_dataset=data,
-        data_collator=_collate,
-        callbacks=[clock],
-        **options,
+        model=model, args=arguments, train_dataset=data, data_collator=_collate, callbacks=[clock], **options
     )
     trainer.remove_callback(transformers.trainer_callback.PrinterCallback)
 
@@ -237,7 +226,5 @@ def _collate(items: list[dict[str, list[int]]]) -> dict[str, Any]:
     from torch.nn.utils.rnn import pad_sequence
 
     ids = pad_sequence([torch.tensor(item["input_ids"]) for item in items], batch_first=True)
-    labels = pad_sequence(
-        [torch.tensor(item["labels"]) for item in items], batch_first=True, padding_value=-100
-    )
+    labels = pad_sequence([torch.tensor(item["labels"]) for item in items], batch_first=True, padding_value=-100)
     return {"input_ids": ids, "attention_mask": (ids != 0).long(), "labels": labels}

@@ -1,7 +1,5 @@
 """What the library's training loop costs over a bare PyTorch loop on the same model and batches. For information."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 
@@ -26,13 +24,7 @@ def run(*, quick: bool, threads: int) -> dict:
         speeds = {name: [window.speed for window in turns] for name, turns in windows.items()}
         figure = ratio(speeds[bare.name], speeds[loop.name])
         rows.append(
-            row(
-                f"{title}: bare loop's tokens/s over ours",
-                "bare PyTorch loop",
-                figure,
-                target=None,
-                passed=None,
-            )
+            row(f"{title}: bare loop's tokens/s over ours", "bare PyTorch loop", figure, target=None, passed=None)
         )
     return {
         "rows": rows,

@@ -1,7 +1,5 @@
 """What an update with smoothed targets costs, as a ratio to maximum likelihood of the same model, and how large its tables are."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import corpus
@@ -100,9 +98,7 @@ def _tables() -> dict:
     path = WORK / f"vectors-{LARGE}.npz"
     vectors = np.random.default_rng(1).standard_normal((LARGE, WIDTH)).astype(np.float32)
     np.savez(path, words=np.array(names), vectors=vectors)
-    codec = SimpleNamespace(
-        symbols=Symbols(0, 1, 2, (0, 1)), sizes=Sizes(LARGE, LARGE), token_names=lambda: names
-    )
+    codec = SimpleNamespace(symbols=Symbols(0, 1, 2, (0, 1)), sizes=Sizes(LARGE, LARGE), token_names=lambda: names)
     known = TokenSmoothing(vectors=str(path)).fitted(codec, ()).known
     kept = [known.there, known.units, *(known.near or ())]
     mebibytes = sum(part.numel() * part.element_size() for part in kept if part is not None) / 2**20

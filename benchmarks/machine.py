@@ -1,7 +1,5 @@
 """What the figures were taken on."""
 
-from __future__ import annotations
-
 import os
 import platform
 from importlib.metadata import PackageNotFoundError, version

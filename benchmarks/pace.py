@@ -5,8 +5,6 @@ it did, falls asleep, and goes on when it is told to; so the sides can take turn
 their start-up again. This file needs nothing but the standard library: it also runs inside JoeyNMT's environment.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -4,17 +4,15 @@ The energy of the present state is kept from step to step, which the algorithm c
 library's kernel would take, so both must find the same sequences.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from unforced import streams
 from unforced.energy.energies import allowed, variables
-from unforced.energy.kernels import ChainState
 from unforced.energy.metropolis_hastings import MetropolisHastings, MetropolisWalk
+from unforced.energy.samplers import ChainState
+from unforced.ops import random_streams
 from unforced.types import Batch
 
 
@@ -30,13 +28,13 @@ def plain_sweep(
         one = batch.select(torch.tensor([b]))
         tokens, energy = found[b : b + 1].clone(), float(energies[b])
         positions = start.order[b, : int(free[b].sum())].tolist()
-        choices = streams.uniform(streams.branch(start.keys[b], 1), torch.arange(tokens.shape[1]))
-        chances = streams.uniform(streams.branch(start.keys[b], 2), torch.arange(len(positions)))
+        choices = random_streams.uniform(random_streams.branch(start.keys[b], 1), torch.arange(tokens.shape[1]))
+        chances = random_streams.uniform(random_streams.branch(start.keys[b], 2), torch.arange(len(positions)))
         for place, t in enumerate(positions):
             scores = _at(model, one, tokens, t)
             kept = allowed(batch.symbols, scores.shape[-1])
             log_q = scores.masked_fill(~kept, -torch.inf).log_softmax(-1)
-            old, new = int(tokens[0, t]), int(streams.draw(log_q.exp()[None], choices[t : t + 1]))
+            old, new = int(tokens[0, t]), int(random_streams.draw(log_q.exp()[None], choices[t : t + 1]))
             proposal = tokens.clone()
             proposal[0, t] = new
             proposed = _energy(model, one, proposal, positions, sampler.energy, kept)

@@ -1,7 +1,5 @@
 """Training programs that take turns: what ``training_speed`` and ``loop_overhead`` share."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial

@@ -4,8 +4,6 @@ Each benchmark writes results/<name>.json when it is done, and results/README.md
 keeps what it has. The exit code is 1 if a target is missed and 2 if a benchmark couldn't run.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import json
@@ -36,16 +34,10 @@ NAMES = (
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description="Measure the library against others; see benchmarks/README.md."
-    )
-    parser.add_argument(
-        "names", nargs="*", metavar="NAME", help=f"any of {', '.join(NAMES)} (all if none is given)"
-    )
+    parser = argparse.ArgumentParser(description="Measure the library against others; see benchmarks/README.md.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"any of {', '.join(NAMES)} (all if none is given)")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds: for orientation only")
-    parser.add_argument(
-        "--threads", type=int, default=machine.cores(), help="threads for each side (all cores)"
-    )
+    parser.add_argument("--threads", type=int, default=machine.cores(), help="threads for each side (all cores)")
     wishes = parser.parse_args()
     unknown = set(wishes.names) - set(NAMES)
     if unknown:
@@ -54,9 +46,7 @@ def main() -> int:
     about = machine.describe(wishes.threads)
     numbers = about.pop("versions")
     say("\n".join(f"{key}: {value}" for key, value in {**about, **numbers}.items()))
-    codes = [
-        _measure(name, wishes.quick, wishes.threads) for name in NAMES if name in (wishes.names or NAMES)
-    ]
+    codes = [_measure(name, wishes.quick, wishes.threads) for name in NAMES if name in (wishes.names or NAMES)]
     say(f"table: {RESULTS / 'README.md'}")
     return max(codes)
 

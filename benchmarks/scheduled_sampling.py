@@ -1,8 +1,6 @@
 """What an update costs with scheduled sampling, sequential, relaxed and parallel, as a ratio to other updates of the same
 model: forward, backward and AdamW, on batches of similar length, with a model that has been trained."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

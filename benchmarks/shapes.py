@@ -1,17 +1,8 @@
 """The shapes that all sides are built with, and Hugging Face's Transformer of that shape."""
 
-from __future__ import annotations
-
 # Dropout is on what a block adds to the residual stream and on embeddings, as the library's Transformer has it.
 # (JoeyNMT drops attention weights and inner activations by the same rate as well, and has no setting against it.)
-TRANSFORMER = {
-    "width": 256,
-    "heads": 4,
-    "feedforward": 1024,
-    "encoder_layers": 3,
-    "decoder_layers": 3,
-    "dropout": 0.1,
-}
+TRANSFORMER = {"width": 256, "heads": 4, "feedforward": 1024, "encoder_layers": 3, "decoder_layers": 3, "dropout": 0.1}
 # ``fed``: whether what attention finds enters the recurrence.
 LSTM = {"width": 256, "encoder_direction": 256, "dropout": 0.1, "fed": False}
 LSTM_FED = {**LSTM, "fed": True}

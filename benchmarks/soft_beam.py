@@ -1,8 +1,6 @@
 """What an update through the relaxed beam search costs, as a ratio to cross-entropy of the same model, made step by step as the
 search is; what looking at the best continuations alone saves; what making steps again costs and saves."""
 
-from __future__ import annotations
-
 import statistics
 from typing import Any
 
@@ -13,15 +11,7 @@ from updates import cost, peak, update
 
 LENGTH, LARGE, BEAMS, LONG = 15, 32_000, (1, 2, 4, 8), (16, 64)
 ALPHA = 10.0
-STEP, STEP_LARGE, FASTER, FASTER_LARGE, SMALLER, AGAIN, MEMORY = (
-    2.5,
-    3.0,
-    2.0,
-    4.0,
-    3.0,
-    1.4,
-    4.0,
-)  # the targets
+STEP, STEP_LARGE, FASTER, FASTER_LARGE, SMALLER, AGAIN, MEMORY = (2.5, 3.0, 2.0, 4.0, 3.0, 1.4, 4.0)  # the targets
 
 
 class StepByStep:
@@ -35,7 +25,7 @@ class StepByStep:
 
         import torch.nn.functional as F
 
-        from unforced.models.protocol import stepping
+        from unforced.protocols import stepping
         from unforced.types import Loss
 
         with stepping(model) if self.shared else nullcontext():
@@ -43,9 +33,7 @@ class StepByStep:
             for t in range(batch.prefix.shape[1]):
                 features, state = model.advance(state, model.embed(batch.prefix[:, t : t + 1]))
                 here = batch.mask[:, t]
-                total = total + F.cross_entropy(
-                    model.score(features[here, 0]), batch.gold[here, t], reduction="sum"
-                )
+                total = total + F.cross_entropy(model.score(features[here, 0]), batch.gold[here, t], reduction="sum")
         return Loss(total, batch.mask.sum(), {})
 
 
@@ -81,9 +69,7 @@ def run(*, quick: bool, threads: int) -> dict:
     }
 
 
-def _sizes(
-    model, each, rounds: int, label: str, step: float, faster: float, smaller: float | None
-) -> list[dict]:
+def _sizes(model, each, rounds: int, label: str, step: float, faster: float, smaller: float | None) -> list[dict]:
     """Truncated and full against step-by-step cross-entropy."""
     from unforced.objectives.cross_entropy import CrossEntropy
     from unforced.objectives.soft_beam import SoftBeam
@@ -98,9 +84,7 @@ def _sizes(
         "full": SoftBeam(alpha=ALPHA, keep=None),
     }
     times = interleave(
-        {name: update(model, each_of, [each]) for name, each_of in objectives.items()},
-        rounds,
-        unit="ms/update",
+        {name: update(model, each_of, [each]) for name, each_of in objectives.items()}, rounds, unit="ms/update"
     )
     names = {"best": f"LSTM, {label}, soft beam", "best, global": f"LSTM, {label}, soft beam, global scores"}
     rows = []
@@ -222,9 +206,7 @@ def _transformer(model, data: corpus.Corpus, rounds: int) -> list[dict]:
         "teacher forcing": update(model, CrossEntropy(), [each]),
     }
     times = interleave(turns, rounds, unit="ms/update")
-    rows = [
-        cost(title, over, times, over, None) for over in ("cross-entropy, step by step", "teacher forcing")
-    ]
+    rows = [cost(title, over, times, over, None) for over in ("cross-entropy, step by step", "teacher forcing")]
     for objective, name in ((soft, ""), (SoftBeam(alpha=ALPHA, checkpoint=True), ", checkpoint")):
         most = peak(model, objective, each) / 2**30
         rows.append(

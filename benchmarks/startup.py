@@ -1,7 +1,5 @@
 """How long ``unforced --help`` takes, and that it loads neither torch nor numpy."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time
@@ -29,9 +27,7 @@ def run(*, quick: bool, threads: int) -> dict:
     watched = subprocess.run([sys.executable, "-c", WATCH], capture_output=True, text=True, check=True)
     loaded = watched.stderr.strip().splitlines()[-1].removeprefix("loaded:").split()
     best = min(times)
-    say(
-        f"  unforced --help: best {best:.3f} s, worst {max(times):.3f} s; loads {', '.join(loaded) or 'nothing heavy'}"
-    )
+    say(f"  unforced --help: best {best:.3f} s, worst {max(times):.3f} s; loads {', '.join(loaded) or 'nothing heavy'}")
     figure = {"median": best, "low": best, "high": max(times), "rounds": len(times)}
     return {
         "settings": {"command": "unforced --help", "figure": "the best of the runs, in seconds"},

@@ -1,7 +1,5 @@
 """results/*.json -> results/README.md."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

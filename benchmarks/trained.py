@@ -1,7 +1,5 @@
 """Our models after some updates of cross-entropy: what a benchmark of searching or of sampling has to be run on."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -83,7 +81,7 @@ def _copy(small, large) -> None:
 
 def batch(pairs: list[tuple[list[int], list[int]]]):
     """A padded batch of pairs of ids."""
-    from unforced.tasks.collate import collate
+    from unforced.tasks.codecs import collate
     from unforced.types import Encoded, Symbols
 
     symbols = Symbols(corpus.PAD, corpus.BOS, corpus.EOS, banned=(corpus.PAD, corpus.BOS))

@@ -1,7 +1,5 @@
 """Cross-entropy training, target tokens a second, against Hugging Face's trainer and JoeyNMT; data loading included."""
 
-from __future__ import annotations
-
 import subprocess
 import tempfile
 from pathlib import Path
@@ -105,7 +103,7 @@ def _settings(data: corpus.Corpus, rounds: int, updates: int) -> dict[str, objec
         "batch": f"{corpus.BATCH} pairs",
         "rounds": f"{rounds} of {updates} updates (JoeyNMT half as many), after {WARM_UP} to warm up",
         "optimiser": "AdamW, clipping at 1, inverse square root schedule, float32",
-        "unforced": "unforced.training.loop.train, batches of similar length, log lines on",
+        "unforced": "unforced.training.trainer.train, batches of similar length, log lines on",
         "Hugging Face": "Seq2SeqTrainer, fused AdamW, group_by_length, no logging, evaluation, saving or workers",
         "JoeyNMT": "TrainManager.train_and_validate, sentence batches, no validation, no workers",
     }

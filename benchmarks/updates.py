@@ -1,7 +1,5 @@
 """What an update costs in time and memory: forward, backward and AdamW of a model with an objective."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import statistics
@@ -11,9 +9,7 @@ from collections.abc import Callable
 from harness import ratio, row
 
 
-def update(
-    model, objective, batches: list, *, dropout: bool = True, apart: bool = False
-) -> Callable[[], float]:
+def update(model, objective, batches: list, *, dropout: bool = True, apart: bool = False) -> Callable[[], float]:
     """A turn: an update on each batch; milliseconds an update. With ``apart`` a turn is one update, on the next batch:
     what else the machine does then spoils a few of many ratios, and small differences can be told."""
     import torch

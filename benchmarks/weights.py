@@ -1,7 +1,5 @@
 """Our Transformer's weights inside Hugging Face's, so that both search for the same thing."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -1,7 +1,5 @@
 """The scripts of tools/ as modules, in a project of their own."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path

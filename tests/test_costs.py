@@ -1,17 +1,15 @@
 """Costs of tokens, given the gold."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 import unforced
-from unforced.costs import Confusions, Hamming, Table, WeightedHamming, gold_steps
 from unforced.errors import InputError
-from unforced.tasks.tags import TagCodec
-from unforced.tasks.vocabulary import Vocabulary
+from unforced.objectives.costs import Confusions, Hamming, Table, WeightedHamming, gold_steps
+from unforced.tasks.tagging import TagCodec
+from unforced.tasks.tokenization import Vocabulary
 from unforced.types import Batch, Symbols
 
 SYMBOLS = Symbols(pad=0, bos=1, eos=2, banned=(0, 1))

@@ -1,7 +1,5 @@
 """The hand-written pages run, and their tables are the generated ones."""
 
-from __future__ import annotations
-
 import doctest
 import io
 import random
@@ -46,7 +44,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_recipes_that_pages_name_are_there() -> None:
-    there = {path.stem for path in (ROOT / "src" / "unforced" / "recipes").glob("*.toml")}
+    there = {path.stem for path in (ROOT / "src" / "unforced" / "recipes" / "builtin").glob("*.toml")}
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         named = set(re.findall(r"unforced compare (\w+)(?![\w.])", text))
@@ -90,9 +88,7 @@ def own_files() -> None:
     sentences = [" ".join(rng.choice("abcdefgh") for _ in range(rng.randint(4, 7))) for _ in range(120)]
     text = {
         "pairs.tsv": "".join(f"{line}\t{line[::-1]}\n" for line in sentences),
-        "ner.conll": "".join(
-            "".join(f"{word} N C O\n" for word in line.split()) + "\n" for line in sentences
-        ),
+        "ner.conll": "".join("".join(f"{word} N C O\n" for word in line.split()) + "\n" for line in sentences),
         **dict.fromkeys(("train.de", "train.en", "corpus.txt", "sentences.txt"), "\n".join(sentences) + "\n"),
     }
     for name, content in text.items():

@@ -1,7 +1,5 @@
 """Pictures: of what they show, not of how they look."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -10,9 +8,9 @@ from torch import nn
 
 from unforced.cli import main
 from unforced.objectives.scheduled_sampling import ScheduledSampling
-from unforced.plots import discontinuity, schedules
-from unforced.recipe import load
-from unforced.schedules import InverseSigmoid, Linear, Rise
+from unforced.objectives.schedules import InverseSigmoid, Linear, Rise
+from unforced.recipes.recipe import load
+from unforced.reports import discontinuity, schedules
 from unforced.training.options import Training
 
 RECIPE = """
@@ -100,9 +98,7 @@ def test_the_hard_loss_jumps_along_the_line_and_soft_ones_do_not() -> None:
     direction = discontinuity.random_direction(model, 6)
 
     def losses(objective: ScheduledSampling, along: torch.Tensor) -> torch.Tensor:
-        return torch.tensor(
-            [discontinuity.loss(objective, model, batch, origin + float(s) * direction) for s in along]
-        )
+        return torch.tensor([discontinuity.loss(objective, model, batch, origin + float(s) * direction) for s in along])
 
     hard, soft = (ScheduledSampling(feed=f, mixing=0.0, alpha=5.0) for f in ("argmax", "soft_argmax"))
     coarse = torch.linspace(-0.5, 0.0, 101, dtype=torch.float64)

@@ -1,13 +1,11 @@
 """Relaxations against their limits and against the distributions they stand for."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from scipy.stats import chisquare
 
-from unforced.relax import gumbel, peaked_softmax, peaked_support, soft_argmax, soft_sample
-from unforced.streams import branch, uniform_rows
+from unforced.ops.random_streams import branch, uniform_rows
+from unforced.ops.relaxations import gumbel, peaked_softmax, peaked_support, soft_argmax, soft_sample
 
 
 def noise(rows: int, columns: int) -> torch.Tensor:
@@ -62,9 +60,7 @@ def test_the_support_has_all_the_weight_but_a_millionth_and_the_same_gradient(al
     sparse = torch.zeros_like(dense).index_put((rows, tokens), weights)
     torch.testing.assert_close(sparse.sum(-1), torch.ones(6, dtype=torch.float64))
     assert (sparse - dense).abs().sum(-1).max() < 2e-6
-    gradients = [
-        torch.autograd.grad((w * values).sum(), scores, retain_graph=True)[0] for w in (sparse, dense)
-    ]
+    gradients = [torch.autograd.grad((w * values).sum(), scores, retain_graph=True)[0] for w in (sparse, dense)]
     torch.testing.assert_close(*gradients, rtol=0, atol=1e-5 * alpha)
     assert gradients[0].abs().max() > 0
 

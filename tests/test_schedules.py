@@ -1,15 +1,13 @@
 """Schedules against their formulas, at their ends and far beyond them."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
 
-from unforced.catalogue import named
 from unforced.errors import InputError
-from unforced.schedules import Always, Constant, Exponential, InverseSigmoid, Linear, Rise, Schedule, at
-from unforced.schema import convert, to_plain
+from unforced.objectives.schedules import Always, Constant, Exponential, InverseSigmoid, Linear, Rise, Schedule, at
+from unforced.recipes.fields import convert, to_plain
+from unforced.registry import named
 from unforced.types import Progress
 
 

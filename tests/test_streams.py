@@ -1,13 +1,11 @@
 """Random numbers that belong to examples."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
 from scipy.stats import chisquare, kstest
 
-from unforced.streams import branch, draw, keys, mix64, uniform, uniform_rows
+from unforced.ops.random_streams import branch, draw, keys, mix64, uniform, uniform_rows
 from unforced.types import Batch, Symbols
 
 

@@ -6,14 +6,12 @@ RUNS is the folder in which ``unforced compare`` left the comparisons energy_pal
 energy_phonemes, or some of them. The table goes to results/energy.md.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path
 
-from unforced.comparison import read_comparison
-from unforced.recipe import load
+from unforced.experiments.comparison import read_comparison
+from unforced.recipes.recipe import load
 from unforced.tasks.synthetic import Synthetic
 
 ROOT = Path(__file__).resolve().parent.parent

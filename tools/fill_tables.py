@@ -4,8 +4,6 @@ A page holds `<!-- table: PATH -->` … `<!-- end table -->`; what stands betwee
 project's root). `--check` changes nothing and exits 1 where a page is out of date.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

@@ -40,7 +40,7 @@ Entries = Iterator[tuple[str, Callable[[], Parts]]]
 
 def huggingface_batch(model: Any, inputs: dict[str, Tensor]) -> unforced.Batch:
     """Everything here that the package does not offer at its top: change this function when it moves."""
-    from unforced.models.huggingface import batch
+    from unforced.huggingface.batches import batch
 
     return batch(model, **inputs)
 
@@ -70,9 +70,7 @@ def unordered(values: Any) -> list[str]:
 def numbers(data: Any) -> Iterator[float]:
     """All numbers of JSON data but measured times."""
     if isinstance(data, dict):
-        kept = {
-            k: v for k, v in data.items() if "seconds" not in k and k not in ("cost", "minutes", "threads")
-        }
+        kept = {k: v for k, v in data.items() if "seconds" not in k and k not in ("cost", "minutes", "threads")}
         data = list(kept.values())
     if isinstance(data, list):
         yield from (number for value in data for number in numbers(value))
@@ -81,9 +79,7 @@ def numbers(data: Any) -> Iterator[float]:
 
 
 def read_lines(folder: Path, pattern: str) -> list[Any]:
-    return [
-        json.loads(line) for file in sorted(folder.glob(pattern)) for line in file.read_text().splitlines()
-    ]
+    return [json.loads(line) for file in sorted(folder.glob(pattern)) for line in file.read_text().splitlines()]
 
 
 # ---- data and models ----
@@ -151,14 +147,10 @@ MIDDLE = unforced.Progress(step=5, epoch=1.5, total=10)
 def loss_of(group: str, kind: str, name: str, fields: Any, progress: unforced.Progress = MIDDLE) -> Parts:
     network, batch, task, examples = build(group, kind)
     fields = fill_in(fields, lambda: build(group, kind, seed=8)[0].eval())
-    return loss_parts(
-        unforced.fitted(unforced.objective(name, **fields), task, examples), network, batch, progress
-    )
+    return loss_parts(unforced.fitted(unforced.objective(name, **fields), task, examples), network, batch, progress)
 
 
-def loss_parts(
-    objective: Any, network: Any, batch: unforced.Batch, progress: unforced.Progress = MIDDLE
-) -> Parts:
+def loss_parts(objective: Any, network: Any, batch: unforced.Batch, progress: unforced.Progress = MIDDLE) -> Parts:
     """The loss with its metrics by value, and the gradients of all parameters."""
     torch.manual_seed(5)
     loss = objective(network, batch, progress=progress, rng=torch.Generator().manual_seed(7))
@@ -185,9 +177,7 @@ def objectives() -> Entries:
     for name, rows in cases()["schedules"].items():
         for number, fields in enumerate(rows):
             for step in 1, 4, 9:
-                compute = partial(
-                    loss_of, "writers", "toy", name, fields, unforced.Progress(step, step / 3, 10)
-                )
+                compute = partial(loss_of, "writers", "toy", name, fields, unforced.Progress(step, step / 3, 10))
                 yield f"schedule {name} {number} at step {step}", compute
 
 
@@ -211,14 +201,7 @@ def decoders() -> Entries:
 
 # ---- section training ----
 
-TRAINING = {
-    "steps": 30,
-    "epochs": 99,
-    "batch_tokens": 60,
-    "validate_every": 10,
-    "save_every": 10,
-    "log_every": 5,
-}
+TRAINING = {"steps": 30, "epochs": 99, "batch_tokens": 60, "validate_every": 10, "save_every": 10, "log_every": 5}
 DECODING = ["[decoding.greedy]", 'method = "greedy"', "[decoding.beam]", 'method = "beam"', "beam = 3"]
 FILLING = ["[decoding.mask_predict]", 'method = "mask_predict"', "iterations = 2"]
 
@@ -250,9 +233,7 @@ def run_parts(run: Path) -> Parts:
         "weights": weights,
         "log": [sorted(numbers(event)) for event in read_lines(run, "metrics.jsonl")],
         "scores": [scores, *map(list, map(numbers, statistics))],
-        "predictions": [
-            [each["output"], each["log_prob"]] for each in read_lines(run, "predictions/*.jsonl")
-        ],
+        "predictions": [[each["output"], each["log_prob"]] for each in read_lines(run, "predictions/*.jsonl")],
     }
 
 
@@ -284,8 +265,7 @@ def fit_own(place: str, resume: bool) -> Parts:
 def compared() -> Parts:
     """Scores, intervals and tests of a comparison of two variants."""
     variants = [
-        f'[[variants]]\nname = "{name}"\nobjective = {{ name = "{name}" }}'
-        for name in ("cross_entropy", "soft_beam")
+        f'[[variants]]\nname = "{name}"\nobjective = {{ name = "{name}" }}' for name in ("cross_entropy", "soft_beam")
     ]
     file = recipe_file("lstm", ('baseline = "cross_entropy"', *variants))
     unforced.compare(
@@ -313,9 +293,7 @@ def sampled(run: str, place: str, fields: dict[str, Any], sweeps: list[int]) -> 
         chosen = {"save_every": 2, **fields, "sweeps": until, "resume": number > 0, "quiet": True}
         found = unforced.sample(trained(run), folder() / place, **chosen)
     return {
-        "outputs": [
-            [each["output"], each["energy"]] for each in read_lines(folder() / place, "samples.jsonl")
-        ],
+        "outputs": [[each["output"], each["energy"]] for each in read_lines(folder() / place, "samples.jsonl")],
         "traces": list(found.traces),
         "diagnosis": list(numbers(found.report())),
     }
@@ -330,10 +308,7 @@ def kernels() -> Entries:
             if number == 1:
                 yield place, partial(sampled, run, f"{place} resumed", fields, [sweeps - 3, sweeps])
     for run, texts in cases()["scores"].items():
-        yield (
-            f"score {run}",
-            lambda run=run, texts=texts: {"scores": list(unforced.score(trained(run), texts))},
-        )
+        yield (f"score {run}", lambda run=run, texts=texts: {"scores": list(unforced.score(trained(run), texts))})
 
 
 # ---- section huggingface ----
@@ -416,11 +391,7 @@ def huggingface() -> Entries:
 
 # ---- section metrics_tasks ----
 
-LIKELIHOODS = [
-    (2.5, 3, 1.5, 2.25),
-    (1.0, 1, -0.5, 0.25),
-    (7.25, 5, 4.0, 6.5),
-]  # −log p, tokens, Σ log Z, Σ (log Z)²
+LIKELIHOODS = [(2.5, 3, 1.5, 2.25), (1.0, 1, -0.5, 0.25), (7.25, 5, 4.0, 6.5)]  # −log p, tokens, Σ log Z, Σ (log Z)²
 
 
 def task_parts(name: str) -> Parts:
@@ -430,17 +401,13 @@ def task_parts(name: str) -> Parts:
     for split in "train", "dev", "test":
         batch = fitted.batch(task.read(split)[:16])
         leaves = {field.name: getattr(batch, field.name) for field in fields_of(batch)}
-        batches.append(
-            [(key, list(leaf) if key == "symbols" else leaf) for key, leaf in sorted(leaves.items())]
-        )
+        batches.append([(key, list(leaf) if key == "symbols" else leaf) for key, leaf in sorted(leaves.items())])
     dev = task.read("dev")[:30]
     outputs, answers = [each.target for each in [*dev[3:], *dev[:3]]], [each.answers for each in dev]
     metrics = []
     for metric in task.metrics():
         of_outputs = isinstance(metric, unforced.Metric)
-        rows = (
-            metric.statistics(outputs, answers) if of_outputs else metric.likelihood_statistics(LIKELIHOODS)
-        )
+        rows = metric.statistics(outputs, answers) if of_outputs else metric.likelihood_statistics(LIKELIHOODS)
         metrics.append([rows, float(metric.score(rows.sum(axis=0)))])
     return {"batches": batches, "codec": [list(codec.token_names()), list(codec.sizes)], "metrics": metrics}
 
@@ -454,8 +421,7 @@ def metrics_tasks() -> Entries:
 # ---- commands ----
 
 SECTIONS: dict[str, Callable[[], Entries]] = {
-    section.__name__: section
-    for section in (objectives, decoders, training, kernels, huggingface, metrics_tasks)
+    section.__name__: section for section in (objectives, decoders, training, kernels, huggingface, metrics_tasks)
 }
 
 
@@ -505,13 +471,9 @@ def check(sections: list[str]) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", nargs="?", choices=["record", "check"], help="what to do")
-    parser.add_argument(
-        "sections", nargs="*", metavar="SECTION", help=f"any of: {', '.join(SECTIONS)}; default: all"
-    )
+    parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"any of: {', '.join(SECTIONS)}; default: all")
     parser.add_argument("--list", action="store_true", help="list the sections")
     options = parser.parse_args()
     if options.list or options.command is None:

@@ -7,8 +7,6 @@ must have been trained there. Runs go to RUNS/RECIPE/grid; finished ones are kep
 are in the table, results/tuning_RECIPE.md unless another is named, by their best development scores. Test data are never read.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import itertools
@@ -17,11 +15,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from unforced import api, earlier
+from unforced import api
 from unforced.errors import InputError
-from unforced.recipe import BODY, Recipe, load
-from unforced.report.runs import flatten
-from unforced.training.records import RunFolder
+from unforced.recipes import earlier
+from unforced.recipes.recipe import BODY, Recipe, load
+from unforced.reports.runs import flatten
+from unforced.training.run_folder import RunFolder
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -54,17 +53,12 @@ def varied(found: Sequence[dict[str, Any]]) -> list[str]:
 def table(recipe: Recipe, folder: Path) -> str:
     """Variants in the recipe's order, the settings of each from the best to the worst; what all share is not said."""
     metric = recipe.task.metrics()[0]
-    lines = [
-        f"| variant | settings | seed | {metric.name} (dev) | at update |",
-        "| --- | --- | ---: | ---: | ---: |",
-    ]
+    lines = [f"| variant | settings | seed | {metric.name} (dev) | at update |", "| --- | --- | ---: | ---: | ---: |"]
     for variant in recipe.variants:
         own = settings(recipe.single(variant.name))
         runs = [RunFolder(path) for path in sorted((folder / "grid").glob(f"{variant.name}-*"))]
         ended = [
-            (best, load(run.path))
-            for run in runs
-            if run.finished() is not None and (best := run.best()) is not None
+            (best, load(run.path)) for run in runs if run.finished() is not None and (best := run.best()) is not None
         ]
         ended = [(best, made) for best, made in ended if made.baseline == variant.name]
         found = [own, *(settings(made) for _, made in ended)]
@@ -82,9 +76,7 @@ def main() -> int:
     parser.add_argument("recipe")
     parser.add_argument("variant")
     parser.add_argument("runs", type=Path)
-    parser.add_argument(
-        "--try", dest="tried", nargs="+", action="append", default=[], metavar=("KEY", "VALUE")
-    )
+    parser.add_argument("--try", dest="tried", nargs="+", action="append", default=[], metavar=("KEY", "VALUE"))
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--output", type=Path)
     words = parser.parse_args()

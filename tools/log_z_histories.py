@@ -7,8 +7,6 @@ The table says how often the gold tag has the higher score, how log Z of the nex
 is ahead when that is added: raw scores of all continuations of a tag sum to just this, while log-probabilities of them sum to nothing new.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path
@@ -50,9 +48,7 @@ def row(run: Path, split: Any) -> str:
     encoded = [fitted.codec.encode(example) for example in fitted.task.read(split)]
     encoded.sort(key=lambda example: -len(example.target))
     batches = [encoded[begin : begin + ROWS] for begin in range(0, len(encoded), ROWS)]
-    margin, ahead = torch.cat(
-        [rivalry(model, fitted.codec.collate(rows, range(len(rows)))) for rows in batches]
-    ).T
+    margin, ahead = torch.cat([rivalry(model, fitted.codec.collate(rows, range(len(rows)))) for rows in batches]).T
     shares = [100 * (each > 0).double().mean() for each in (margin, margin + ahead)]
     figures = f"{shares[0]:.1f} | {ahead.mean():+.2f} ± {ahead.std():.2f} | {shares[1]:.1f}".replace("-", "−")
     return f"| {run.parent.name} | {run.name} | {figures} | {len(ahead):,} |"

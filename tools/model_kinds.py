@@ -4,8 +4,6 @@
 results/huggingface.md; docs/huggingface.md shows it.
 """
 
-from __future__ import annotations
-
 import sys
 from collections import defaultdict
 from pathlib import Path

@@ -6,16 +6,14 @@ RUNS is the folder in which ``unforced compare`` left the comparisons energy_pro
 them. The picture goes to docs/projection.svg, a panel for each.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections import defaultdict
 from pathlib import Path
 
-from unforced.comparison import Comparison, read_comparison
-from unforced.plots.figure import Line, Panel, draw
-from unforced.recipe import load
+from unforced.experiments.comparison import Comparison, read_comparison
+from unforced.recipes.recipe import load
+from unforced.reports.figures import Line, Panel, draw
 from unforced.tasks.synthetic import Synthetic
 
 ROOT = Path(__file__).resolve().parent.parent

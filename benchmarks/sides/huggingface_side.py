@@ -6,8 +6,6 @@ it best here: fused AdamW, batches grouped by length, a collator that only pads,
 and no worker processes, which would compete for the cores only to pad numbers that lie in memory.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
@@ -91,9 +89,7 @@ def main() -> None:
         remove_unused_columns=False,
         seed=1,
     )
-    trainer = Paced(
-        model=model, args=arguments, train_dataset=Pairs(data.ids("train")), data_collator=collate
-    )
+    trainer = Paced(model=model, args=arguments, train_dataset=Pairs(data.ids("train")), data_collator=collate)
     trainer.pace = pace
     pace.ready(
         versions={"transformers": transformers.__version__, "torch": torch.__version__},

@@ -5,8 +5,6 @@ It can't put sentences of similar length together, so it pads a lot; with ``grou
 already in such an order, and doesn't shuffle.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Pseudo-log-likelihoods by minicons, from text; runs in the environment that minicons_setup.sh makes."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time
@@ -32,9 +30,7 @@ def main() -> None:
         model.tokenizer.batch_encode_plus = model.tokenizer.__call__  # what transformers 5 has instead
 
     def score(some: list[str]) -> list[float]:
-        return model.sequence_score(
-            some, reduction=lambda x: x.sum(0).item(), PLL_metric=METRICS[asked["masking"]]
-        )
+        return model.sequence_score(some, reduction=lambda x: x.sum(0).item(), PLL_metric=METRICS[asked["masking"]])
 
     def seconds(part: int) -> float:
         begin = time.perf_counter()

@@ -1,7 +1,5 @@
 """log Z of a random field over all strings of one length; prints seconds, the value and the most memory that it took."""
 
-from __future__ import annotations
-
 import json
 import resource
 import sys

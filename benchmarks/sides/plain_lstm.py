@@ -5,8 +5,6 @@ The shape is that of ``unforced.models.lstm.LSTM``: both directions of the encod
 decoder's states after a single call of the fused LSTM.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

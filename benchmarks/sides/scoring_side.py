@@ -1,7 +1,5 @@
 """Pseudo-log-likelihoods by this library, from text; a turn scores so many batches."""
 
-from __future__ import annotations
-
 import json
 import sys
 from itertools import count
@@ -17,8 +15,8 @@ import torch  # noqa: E402 (what libraries print at import goes to the log)
 import transformers  # noqa: E402
 
 from unforced import __version__  # noqa: E402
+from unforced.chains.readers import open_model  # noqa: E402
 from unforced.energy.scoring import pseudo_log_likelihood  # noqa: E402
-from unforced.sentences import open_model  # noqa: E402
 
 
 def main() -> None:

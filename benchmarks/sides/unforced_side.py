@@ -1,9 +1,7 @@
-"""This library's own training on the shared corpus: ``unforced.training.loop.train``, log lines included.
+"""This library's own training on the shared corpus: ``unforced.training.trainer.train``, log lines included.
 
 With ``bare`` in the wishes, the same model on the same batches in a bare PyTorch loop.
 """
-
-from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
@@ -20,12 +18,11 @@ from shapes import unforced_model
 from unforced import __version__
 from unforced.decoding.greedy import Greedy
 from unforced.objectives.cross_entropy import CrossEntropy
-from unforced.tasks.pairs import Pairs
-from unforced.tasks.protocol import FittedTask
-from unforced.tasks.text import PairCodec
+from unforced.protocols import FittedTask
+from unforced.tasks.text import PairCodec, Pairs
 from unforced.training.batching import epoch_batches, token_lengths
-from unforced.training.loop import Job, train
 from unforced.training.options import Training
+from unforced.training.trainer import Job, train
 from unforced.types import Examples, Progress
 
 NEVER = 10**9
@@ -44,10 +41,7 @@ def prepared(wish: dict) -> tuple[Pairs, Examples, PairCodec, nn.Module]:
     """The task, its training examples, its codec, and the model."""
     data = corpus.Corpus(**wish["corpus"])
     task = Pairs(
-        train=str(data.path("train.tsv")),
-        dev=str(data.path("dev.tsv")),
-        test=str(data.path("dev.tsv")),
-        joint=True,
+        train=str(data.path("train.tsv")), dev=str(data.path("dev.tsv")), test=str(data.path("dev.tsv")), joint=True
     )
     examples = task.read("train")
     codec = task.fit(examples)

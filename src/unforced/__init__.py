@@ -7,11 +7,7 @@ The public names are imported when they are first used, so that ``import unforce
 LabelSmoothing(smoothing=0.2)
 """
 
-from __future__ import annotations
-
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -33,13 +29,10 @@ if TYPE_CHECKING:
         train,
     )
     from unforced.errors import InputError
-    from unforced.integrations.forward import shard
-    from unforced.integrations.trainer import UnforcedSeq2SeqTrainer, UnforcedTrainer
-    from unforced.metrics.protocol import Metric
-    from unforced.models.huggingface import wrap
-    from unforced.models.protocol import MaskedModel, ModelSpec, StepDecoder
-    from unforced.objectives.protocol import Objective
-    from unforced.tasks.protocol import Codec, FittedTask, Task
+    from unforced.huggingface.sharding import shard
+    from unforced.huggingface.trainer import UnforcedSeq2SeqTrainer, UnforcedTrainer
+    from unforced.huggingface.wrap import wrap
+    from unforced.protocols import Codec, FittedTask, MaskedModel, Metric, ModelSpec, Objective, StepDecoder, Task
     from unforced.types import (
         Batch,
         DecoderState,
@@ -58,13 +51,10 @@ __version__ = "0.1.0"
 _HOMES = {
     "api": "Loaded batch compare decode evaluate fit fitted load model objective report sample score task train",
     "errors": "InputError",
-    "integrations.forward": "shard",
-    "integrations.trainer": "UnforcedSeq2SeqTrainer UnforcedTrainer",
-    "metrics.protocol": "Metric",
-    "models.huggingface": "wrap",
-    "models.protocol": "MaskedModel ModelSpec StepDecoder",
-    "objectives.protocol": "Objective",
-    "tasks.protocol": "Codec FittedTask Task",
+    "huggingface.sharding": "shard",
+    "huggingface.trainer": "UnforcedSeq2SeqTrainer UnforcedTrainer",
+    "huggingface.wrap": "wrap",
+    "protocols": "Codec FittedTask MaskedModel Metric ModelSpec Objective StepDecoder Task",
     "types": "Batch DecoderState Encoded Example Examples Hypotheses Loss Progress Sizes Symbols",
 }
 _HOME = {name: f"unforced.{home}" for home, names in _HOMES.items() for name in names.split()}
@@ -87,14 +77,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-class _Package(ModuleType):
-    """Importing the module ``unforced.report`` must not hide the function of that name, nor ``compare`` its own."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name not in _HOME or not isinstance(value, ModuleType):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

@@ -1,7 +1,5 @@
 """The library's words in Python: the same as on the command line, and a few more for a user's own models."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -10,22 +8,21 @@ from typing import Any
 import torch
 from torch import nn
 
-from unforced import catalogue, earlier
-from unforced import recipe as recipes
+from unforced import registry
 from unforced.errors import InputError, nearest
-from unforced.loading import Loaded, OwnModel, build_network, fastest_device, load, read_recipe
-from unforced.models.huggingface.tokens import WrappedModel
-from unforced.models.protocol import ModelSpec
-from unforced.objectives.protocol import Objective
-from unforced.objectives.protocol import fitted as tell
-from unforced.recipe import Recipe
-from unforced.schema import build
-from unforced.tasks.protocol import Codec, FittedTask, Split, Task
-from unforced.training import evaluate as evaluating
-from unforced.training.loop import Job
-from unforced.training.loop import train as run_job
+from unforced.huggingface.decoder import WrappedModel
+from unforced.protocols import Codec, FittedTask, ModelSpec, Objective, Split, Task
+from unforced.protocols import fitted as tell
+from unforced.recipes import earlier
+from unforced.recipes import recipe as recipes
+from unforced.recipes.fields import build
+from unforced.recipes.recipe import Recipe
+from unforced.training import evaluation as evaluating
+from unforced.training.loading import Loaded, OwnModel, build_network, fastest_device, load, read_recipe
 from unforced.training.options import Training
-from unforced.training.records import RunFolder
+from unforced.training.run_folder import RunFolder
+from unforced.training.trainer import Job
+from unforced.training.trainer import train as run_job
 from unforced.types import Batch, Encoded, Example, Hypotheses
 
 __all__ = [
@@ -64,7 +61,7 @@ def model(name: str, **fields: Any) -> ModelSpec:
 
 
 def _made(kind: str, name: str, fields: Mapping[str, Any]) -> Any:
-    return build(catalogue.resolve(kind, name), fields, name)
+    return build(registry.resolve(kind, name), fields, name)
 
 
 def train(
@@ -81,12 +78,7 @@ def train(
     single = chosen.single(variant, seed)
     folder = run_folder(RUNS, single) if run is None else Path(run)
     earlier.check(single, folder.parent, single.seeds[0])
-    run_job(
-        job(earlier.placed(single, folder.parent, single.seeds[0])),
-        folder,
-        resume=resume,
-        quiet=quiet,
-    )
+    run_job(job(earlier.placed(single, folder.parent, single.seeds[0])), folder, resume=resume, quiet=quiet)
     return folder
 
 
@@ -141,10 +133,8 @@ def fit(
     options = build(Training, training, "training")
     decoders = dict(decoding or {"greedy": _made("decoders", "greedy", {})})
     if options.validate not in decoders:
-        raise InputError(
-            f'validate: "{options.validate}" is not in decoding; {nearest(options.validate, decoders)}'
-        )
-    label = catalogue.name_of("objectives", chosen) or type(chosen).__name__
+        raise InputError(f'validate: "{options.validate}" is not in decoding; {nearest(options.validate, decoders)}')
+    label = registry.name_of("objectives", chosen) or type(chosen).__name__
     label = label if recipes.SAFE.fullmatch(label) else "own"
     single = Recipe(
         name="own",
@@ -152,7 +142,7 @@ def fit(
         seeds=(seed,),
         baseline=label,
         task=task,
-        model=model if catalogue.name_of("models", model) else None,
+        model=model if registry.name_of("models", model) else None,
         objective=chosen,
         training=options,
         decoding=decoders,
@@ -170,7 +160,7 @@ def fitted(objective: Objective, known: Any, examples: Iterable[Any] | None = No
     ``input_ids``), as a trainer takes them.
     """
     if isinstance(known, WrappedModel):
-        from unforced.integrations.vocabulary import LabelledExamples, TokenizerVocabulary
+        from unforced.huggingface.codec import LabelledExamples, TokenizerVocabulary
 
         items = () if examples is None else LabelledExamples(examples)
         return tell(objective, TokenizerVocabulary(known, known.tokenizer), items)
@@ -181,9 +171,7 @@ def fitted(objective: Objective, known: Any, examples: Iterable[Any] | None = No
         )
     every = () if examples is None else examples
     return tell(
-        objective,
-        codec,
-        [each if isinstance(each, Encoded) else codec.encode(_example(each)) for each in every],
+        objective, codec, [each if isinstance(each, Encoded) else codec.encode(_example(each)) for each in every]
     )
 
 
@@ -221,12 +209,7 @@ def _example(pair: Any) -> Example:
 
 
 def decode(
-    model: Any,
-    batch: Batch,
-    method: str = "beam",
-    *,
-    rng: torch.Generator | None = None,
-    **fields: Any,
+    model: Any, batch: Batch, method: str = "beam", *, rng: torch.Generator | None = None, **fields: Any
 ) -> Hypotheses:
     """Decode a batch by a method of the catalogue; ``unforced list decoders --json`` shows the fields."""
     return _made("decoders", method, fields)(model, batch, rng=rng)
@@ -267,10 +250,10 @@ def score(
     """Energies and pseudo-log-likelihood of sentences by the masked model of a run, or of a folder of ``transformers``.
 
     For a model that reads sources a sentence is the source, a tab and the target. ``whole_words`` hides a piece together with
-    all later pieces of its word (PLL-word-l2r of Kauf and Ivanova 2023). Returns an ``unforced.sampling.Score`` for each.
+    all later pieces of its word (PLL-word-l2r of Kauf and Ivanova 2023). Returns an ``unforced.chains.sampling.Score`` for each.
     """
-    from unforced.sampling import score_lines
-    from unforced.sentences import open_model
+    from unforced.chains.readers import open_model
+    from unforced.chains.sampling import score_lines
 
     masking: Any = "left_to_right" if whole_words else "single"
     lines = (sentence.encode() for sentence in sentences)
@@ -301,10 +284,10 @@ def sample(
     """Run Markov chains on a masked model's energy and keep them in the folder ``output``.
 
     ``options`` are the fields of ``unforced.energy.MetropolisHastings`` or ``Gibbs``. ``lines`` are texts, or the file that has them
-    (``-``: standard input). Returns an ``unforced.sampled.Sampled``: traces, and what they say of the chains.
+    (``-``: standard input). Returns an ``unforced.chains.results.Sampled``: traces, and what they say of the chains.
     """
-    from unforced import sampling
-    from unforced.sentences import open_model
+    from unforced.chains import sampling
+    from unforced.chains.readers import open_model
 
     plan: Any = {"chains": chains, "sweeps": sweeps, "burn_in": burn_in, "start": start, "seed": seed}
     chosen = sampling.Chains(**plan, keep_every=keep_every, save_every=save_every)
@@ -334,7 +317,7 @@ def compare(
     **options: Any,
 ) -> Any:
     """Train every variant of the recipes with every seed below ``root``, ``jobs`` runs at a time, and report which is better."""
-    from unforced.compare import compare as run_comparison
+    from unforced.experiments.compare import compare as run_comparison
 
     words = list(overrides)
     loaded = [recipes.load(source, words, variants) for source in sources]
@@ -343,7 +326,7 @@ def compare(
 
 def report(*runs: str | Path, output: str | Path = "report.html") -> Path:
     """Write one offline page about run folders (only the tables, as Markdown, to a name in ``.md``); return its path."""
-    from unforced.report import check_output, write_report, write_tables
+    from unforced.reports.page import check_output, write_report, write_tables
 
     if Path(output).suffix not in (".html", ".htm", ".md"):
         raise InputError(f"{output}: a report's name ends in .html, or in .md for the tables alone")

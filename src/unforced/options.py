@@ -21,17 +21,7 @@ import math
 import types
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    NamedTuple,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-    is_typeddict,
-)
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 from unforced.errors import InputError, nearest
 
@@ -221,9 +211,7 @@ def expected(hint: Any) -> str:
     if origin is Annotated:
         base, ranges = expected(args[0]), ranges_of(hint)
         link = ", " if base[-1] == ")" or isinstance(hint.__metadata__[0], NotEmpty | Distinct) else " "
-        return (
-            base + (" of " if ranges.startswith("at ") and link == " " else link) + ranges if ranges else base
-        )
+        return base + (" of " if ranges.startswith("at ") and link == " " else link) + ranges if ranges else base
     if origin in (Union, types.UnionType):
         return " or ".join(expected(option) for option in args)
     if origin is Literal:
@@ -280,9 +268,7 @@ def _compile(hint: Any) -> _Check:
         return lambda value: None if _is_number(value) else _Problem(must, value)
     if hint is int:
         return lambda value: (
-            None
-            if isinstance(value, int) and value is not True and value is not False
-            else _Problem(must, value)
+            None if isinstance(value, int) and value is not True and value is not False else _Problem(must, value)
         )
     if hint is None or hint is type(None):
         return lambda value: None if value is None else _Problem(must, value)

@@ -4,8 +4,6 @@ Shapes use one alphabet everywhere: B batch, K beam, R rows (B·K, the K rows of
 S source, V vocabulary, E embedding, H features.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
@@ -69,12 +67,10 @@ class Batch:
     source_mask: Tensor | None = None  # [B,S] bool, for sources of token ids
     length: Tensor | None = None  # [B] long, where the task fixes the output's length
     ids: Tensor | None = None  # [B] long, the examples' numbers in their split
-    references: Tensor | None = (
-        None  # [B,R] long, the tokens of each example's references, in any order, padded
-    )
+    references: Tensor | None = None  # [B,R] long, the tokens of each example's references, in any order, padded
 
     @classmethod
-    def of_gold(cls, gold: Tensor, mask: Tensor, symbols: Symbols, **rest: Any) -> Batch:
+    def of_gold(cls, gold: Tensor, mask: Tensor, symbols: Symbols, **rest: Any) -> "Batch":
         """A batch whose prefix is the gold shifted right behind the start symbol, padding where it ended."""
         start = torch.full_like(gold[:, :1], symbols.bos)
         shifted = torch.where(mask, gold, gold.new_tensor(symbols.pad))[:, :-1]
@@ -88,15 +84,15 @@ class Batch:
         """Number of target positions that count."""
         return int(self.mask.sum())
 
-    def _map(self, change: Any) -> Batch:
+    def _map(self, change: Any) -> "Batch":
         tensors = {f.name: getattr(self, f.name) for f in fields(self)}
         return replace(self, **{k: change(v) for k, v in tensors.items() if isinstance(v, Tensor)})
 
-    def to(self, device: torch.device | str) -> Batch:
+    def to(self, device: torch.device | str) -> "Batch":
         """The same batch on another device."""
         return self._map(lambda leaf: leaf.to(device, non_blocking=True))
 
-    def select(self, rows: Tensor) -> Batch:
+    def select(self, rows: Tensor) -> "Batch":
         """The batch of the examples numbered by ``rows``, in that order (padding is kept)."""
         return self._map(lambda leaf: leaf.index_select(0, rows))
 
@@ -175,12 +171,8 @@ class Examples(list[Example]):
 
 
 class Encoded(NamedTuple):
-    """An example in numbers: see ``unforced.tasks.protocol.Codec``."""
+    """An example in numbers: see ``unforced.protocols.Codec``."""
 
-    source: (
-        Any  # None, a 1-d integer array (tokens), a 3-d float array (image, channels first) or an int (class)
-    )
+    source: Any  # None, a 1-d integer array (tokens), a 3-d float array (image, channels first) or an int (class)
     target: Sequence[int]  # token ids; EOS included where there is one
-    references: Sequence[
-        int
-    ] = ()  # the ids that occur in the example's references, if it has any beside the target
+    references: Sequence[int] = ()  # the ids that occur in the example's references, if it has any beside the target

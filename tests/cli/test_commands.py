@@ -1,7 +1,5 @@
 """The command line without training: what it prints, what it refuses, and what it doesn't import."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -15,23 +13,19 @@ from pathlib import Path
 import pytest
 
 from unforced import cli
-from unforced.catalogue import CATALOGUE
 from unforced.cli import main
-from unforced.cli.tables import table
 from unforced.errors import InputError
-from unforced.recipe import builtin, load
+from unforced.recipes.recipe import builtin, load
+from unforced.registry import CATALOGUE
+from unforced.reports.tables import table
 
 
-def unforced(
-    *words: str, code: str = "from unforced.cli import main; import sys; sys.exit(main())", **options
-):
+def unforced(*words: str, code: str = "from unforced.cli import main; import sys; sys.exit(main())", **options):
     """Run the command line in a process of its own."""
     return subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, **options)
 
 
-@pytest.mark.parametrize(
-    "words", [["--help"], [], ["train", "--help"], ["--version"], ["list", "recipes"], ["data"]]
-)
+@pytest.mark.parametrize("words", [["--help"], [], ["train", "--help"], ["--version"], ["list", "recipes"], ["data"]])
 def test_light_commands_import_neither_torch_nor_numpy(words: list[str]) -> None:
     code = (
         "import sys; from unforced.cli import main; code = main()\n"
@@ -93,11 +87,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_bad_input_is_one_line_and_exit_2(
-    words: list[str],
-    message: str,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(words) == 2
@@ -109,9 +99,7 @@ def test_bad_input_is_one_line_and_exit_2(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_own_warnings_are_sentences(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_own_warnings_are_sentences(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of other packages stay what they are, with the file that they come from."""
 
     def warn(_: object) -> int:
@@ -196,11 +184,7 @@ def test_tables_on_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: p
     ],
 )
 def test_exit_codes(
-    error: BaseException,
-    code: int,
-    said: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    error: BaseException, code: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(words: list[str]) -> None:
         raise error
@@ -224,10 +208,7 @@ def test_a_reader_that_has_seen_enough() -> None:
     os.close(reading)
     with os.fdopen(writing, "w") as closed:
         done = subprocess.run(
-            [sys.executable, "-m", "unforced", "list", "recipes"],
-            stdout=closed,
-            stderr=subprocess.PIPE,
-            text=True,
+            [sys.executable, "-m", "unforced", "list", "recipes"], stdout=closed, stderr=subprocess.PIPE, text=True
         )
     assert done.stderr == ""
     assert done.returncode == 141

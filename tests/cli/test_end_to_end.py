@@ -1,7 +1,5 @@
 """From two columns of text to a trained model, its outputs, its scores and its report, by the command line alone."""
 
-from __future__ import annotations
-
 import io
 import json
 import random
@@ -14,7 +12,7 @@ import torch
 
 import unforced
 from unforced.cli import main
-from unforced.recipe import load as load_recipe
+from unforced.recipes.recipe import load as load_recipe
 
 RECIPE = """
 name = "reverse"
@@ -91,15 +89,7 @@ def test_train_prints_the_folder_it_chose(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    words = [
-        str(place / "reverse.toml"),
-        "training.steps=2",
-        "--variant",
-        "label_smoothing",
-        "--seed",
-        "7",
-        "--quiet",
-    ]
+    words = [str(place / "reverse.toml"), "training.steps=2", "--variant", "label_smoothing", "--seed", "7", "--quiet"]
     assert main(["train", *words]) == 0
     out = capsys.readouterr().out
     assert out == "runs/reverse/label_smoothing-7\n"
@@ -194,9 +184,7 @@ def test_decode_stops_at_a_bad_line(
     assert len(out.splitlines()) == number - 1
 
 
-def test_decode_refuses_unknown_methods_and_options(
-    place: Path, feed, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_decode_refuses_unknown_methods_and_options(place: Path, feed, capsys: pytest.CaptureFixture[str]) -> None:
     feed(b"")
     assert main(["decode", str(place / "run")]) == 0
     assert capsys.readouterr().out == ""
@@ -219,9 +207,7 @@ def test_damaged_runs(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["evaluate", str(run)]) == 2
     assert capsys.readouterr().err.count("\n") == 1
     shutil.copy(place / "run" / "codec.json", run)
-    weights = (
-        run / "checkpoints" / json.loads((run / "best.json").read_text())["checkpoint"] / "model.safetensors"
-    )
+    weights = run / "checkpoints" / json.loads((run / "best.json").read_text())["checkpoint"] / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x00\x01")
     assert main(["evaluate", str(run)]) == 2
     assert "model.safetensors: is damaged" in capsys.readouterr().err
@@ -234,10 +220,7 @@ def test_compare_and_report(place: Path, tmp_path: Path, capsys: pytest.CaptureF
     out = capsys.readouterr().out
     assert "label_smoothing" in out
     folder = root / "reverse"
-    assert sorted(path.name for path in folder.iterdir() if path.is_dir()) == [
-        "cross_entropy-1",
-        "label_smoothing-1",
-    ]
+    assert sorted(path.name for path in folder.iterdir() if path.is_dir()) == ["cross_entropy-1", "label_smoothing-1"]
     assert (folder / "report.html").is_file()
     before = (folder / "cross_entropy-1" / "metrics.jsonl").stat().st_mtime_ns
     assert main(["compare", *words]) == 0  # finished runs are kept

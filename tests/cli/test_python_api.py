@@ -1,9 +1,5 @@
 """The same words in Python: builders, batches, decoding, and a user's own model in ten lines."""
 
-from __future__ import annotations
-
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +8,7 @@ import torch
 from torch import nn
 
 import unforced
-from unforced.tasks.protocol import FittedTask
+from unforced.protocols import FittedTask
 from unforced.types import Batch, DecoderState, Loss, Progress, Sizes
 
 
@@ -83,17 +79,13 @@ def test_load_again_is_equal_and_draws_nothing(run: Path) -> None:
 def test_a_module_keeps_what_it_has_learnt(task: unforced.Task, tmp_path: Path, run: Path) -> None:
     torch.manual_seed(1)  # what fit does with a class, done by hand
     model = Own(task.fit(task.read("train")).sizes)
-    unforced.fit(
-        model, task, unforced.objective("cross_entropy"), tmp_path / "run", epochs=None, steps=3, quiet=True
-    )
+    unforced.fit(model, task, unforced.objective("cross_entropy"), tmp_path / "run", epochs=None, steps=3, quiet=True)
     for a, b in zip(model.parameters(), unforced.load(run, model=Own).model.parameters(), strict=True):
         assert torch.equal(a, b)
 
 
 def test_a_run_of_an_own_model_says_so(run: Path) -> None:
-    with pytest.raises(
-        unforced.InputError, match=r"was trained with a model of your own; load\(run, model=…\)"
-    ):
+    with pytest.raises(unforced.InputError, match=r"was trained with a model of your own; load\(run, model=…\)"):
         unforced.load(run)
     with pytest.raises(unforced.InputError, match="the weights don't fit the model"):
         unforced.load(run, model=lambda sizes: Own(sizes, width=4))
@@ -139,9 +131,7 @@ def test_own_objectives_and_tasks(task: unforced.Task, tmp_path: Path) -> None:
     run = unforced.fit(Own, Wrapped(), Half(), tmp_path / "run", epochs=None, steps=2, quiet=True)
     with pytest.raises(unforced.InputError, match="was trained with a task of your own"):
         unforced.load(run, model=Own)
-    assert (
-        unforced.load(run, model=Own, task=Wrapped()).task.codec.sizes == task.fit(task.read("train")).sizes
-    )
+    assert unforced.load(run, model=Own, task=Wrapped()).task.codec.sizes == task.fit(task.read("train")).sizes
 
 
 def test_a_model_of_the_catalogue_needs_no_recipe(task: unforced.Task, tmp_path: Path) -> None:
@@ -199,9 +189,7 @@ def test_builders() -> None:
 
 def test_seeds_decide_the_first_weights(task: unforced.Task, tmp_path: Path) -> None:
     runs = [
-        unforced.fit(
-            Own, task, "cross_entropy", tmp_path / str(i), seed=seed, epochs=None, steps=1, quiet=True
-        )
+        unforced.fit(Own, task, "cross_entropy", tmp_path / str(i), seed=seed, epochs=None, steps=1, quiet=True)
         for i, seed in enumerate([3, 3, 4])
     ]
     a, b, c = (unforced.load(run, model=Own).model.project.weight for run in runs)
@@ -215,11 +203,3 @@ def test_public_names() -> None:
     assert set(unforced.__all__) <= set(dir(unforced))
     with pytest.raises(AttributeError, match="no attribute 'trian'"):
         unforced.trian  # noqa: B018
-
-
-def test_modules_do_not_hide_functions() -> None:
-    code = (
-        "import unforced, unforced.report, unforced.compare; from unforced.report import write_report\n"
-        "assert unforced.report.__module__ == unforced.compare.__module__ == 'unforced.api'"
-    )
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

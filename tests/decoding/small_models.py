@@ -1,7 +1,5 @@
 """Small models and batches that decoding is tested on."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest
@@ -18,10 +16,7 @@ SOURCES = ([3, 4], [4, 4, 3], [3], [5, 3, 4, 5])
 
 
 def make_batch(
-    sources: Sequence[Sequence[int]],
-    symbols: Symbols = ENDED,
-    ids: Sequence[int] | None = None,
-    width: int = 0,
+    sources: Sequence[Sequence[int]], symbols: Symbols = ENDED, ids: Sequence[int] | None = None, width: int = 0
 ) -> Batch:
     """A batch for decoding: no gold, sources padded to ``width`` or the longest; lengths are those of the sources."""
     width = max([width, *map(len, sources)])

@@ -1,7 +1,5 @@
 """Odd input, broken models, and what decoding leaves behind."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -9,7 +7,7 @@ import torch
 from small_models import ENDED, FIXED, SOURCES, lstm, make_batch, toy
 
 from unforced.decoding import Beam, Greedy, Sample, enumerate_sequences
-from unforced.decoding.constraints import limits
+from unforced.decoding.search import limits
 from unforced.errors import InputError
 from unforced.models.toy import Toy
 from unforced.models.transformer import Transformer
@@ -82,9 +80,7 @@ class Planted(torch.nn.Module):
 
     def __getattr__(self, name):
         return (
-            getattr(self._modules["toy"], name)
-            if name in ("start", "embed", "advance")
-            else super().__getattr__(name)
+            getattr(self._modules["toy"], name) if name in ("start", "embed", "advance") else super().__getattr__(name)
         )
 
     def score(self, features):

@@ -1,7 +1,5 @@
 """Search against enumeration: on spaces small enough to list, a wide beam must find what the list says is best."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest
@@ -21,9 +19,7 @@ def outputs(hypotheses, row: int = 0) -> list[tuple[int, ...]]:
     return [
         tuple(tokens[:length])
         for tokens, length, log_prob in zip(
-            hypotheses.tokens[row].tolist(),
-            hypotheses.lengths[row].tolist(),
-            hypotheses.log_probs[row].tolist(),
+            hypotheses.tokens[row].tolist(), hypotheses.lengths[row].tolist(), hypotheses.log_probs[row].tolist()
         )
         if log_prob > -float("inf")
     ]
@@ -45,9 +41,9 @@ def test_enumeration_lists_each_output_once_with_its_probability(build, min_leng
     model, batch = build(1), make_batch([SOURCES[0]])
     listed = enumerate_sequences(model, batch, 3, min_length=min_length)
     words = (3, 4)
-    expected = {
-        (*body, 2) for n in range(min_length, 3) for body in itertools.product(words, repeat=n)
-    } | set(itertools.product(words, repeat=3))
+    expected = {(*body, 2) for n in range(min_length, 3) for body in itertools.product(words, repeat=n)} | set(
+        itertools.product(words, repeat=3)
+    )
     assert set(outputs(listed)) == expected
     assert len(outputs(listed)) == len(expected)
     assert listed.log_probs[0].tolist() == sorted(listed.log_probs[0].tolist(), reverse=True)
@@ -88,9 +84,7 @@ def test_greedy_is_a_beam_of_one_and_takes_each_best_token(build, symbols):
             single, prefix = batch.select(torch.tensor([row])), [1]
             for token in output:
                 with torch.no_grad():
-                    features, _ = model.eval().advance(
-                        model.start(single), model.embed(torch.tensor([prefix]))
-                    )
+                    features, _ = model.eval().advance(model.start(single), model.embed(torch.tensor([prefix])))
                     scores = model.score(features)[0, -1]
                 scores[list(symbols.banned)] = -torch.inf
                 assert token == int(scores.argmax())
@@ -106,9 +100,7 @@ def test_a_beam_as_wide_as_the_space_ranks_all_outputs(build, finished, penalty,
     beam = Beam(WIDE, penalty, WIDE, min_length, max_length, finished, early_stopping="never")
     found = beam(model, batch)
     for row in range(len(batch)):
-        listed = enumerate_sequences(
-            model, batch.select(torch.tensor([row])), max_length, min_length=min_length
-        )
+        listed = enumerate_sequences(model, batch.select(torch.tensor([row])), max_length, min_length=min_length)
         scores = (listed.log_probs / listed.lengths**penalty)[0]
         order = scores.argsort(descending=True, stable=True)
         ranked = [outputs(listed)[i] for i in order.tolist()]

@@ -1,7 +1,5 @@
 """Pool mode against Hugging Face's ``generate``: the same ids and scores on the same model."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from small_models import make_batch

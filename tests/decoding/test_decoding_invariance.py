@@ -1,14 +1,11 @@
 """The same outputs whatever the batch: size, order, padding, and who else is in it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from small_models import ENDED, FIXED, lstm, make_batch, toy
 
 from unforced.decoding import Beam, Greedy, Sample
-from unforced.models.causal import Causal
-from unforced.models.transformer import Transformer
+from unforced.models.transformer import Causal, Transformer
 from unforced.types import Batch, Sizes
 
 SOURCES = [[3, 4], [5], [4, 4, 3, 5, 3], [3, 5, 4]]
@@ -55,8 +52,7 @@ def test_outputs_do_not_depend_on_the_batch(build, decoder, symbols):
     assert len({str(row) for row in expected}) > 1
 
     alone = [
-        decode(decoder, model, make_batch([s], symbols, [i], width=w))
-        for s, i, w in zip(SOURCES, IDS, (0, 3, 7, 4))
+        decode(decoder, model, make_batch([s], symbols, [i], width=w)) for s, i, w in zip(SOURCES, IDS, (0, 3, 7, 4))
     ]
     assert [rows(one, symbols)[0] for one in alone] == expected
     torch.testing.assert_close(torch.cat([one.scores for one in alone]), whole.scores)

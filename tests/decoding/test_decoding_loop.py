@@ -1,7 +1,5 @@
 """The loop takes soft selectors as well: a small relaxed beam search (CRB Algorithm 3) runs through it unchanged."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,10 +8,10 @@ import torch
 from small_models import FIXED, SOURCES, lstm, make_batch, toy
 from torch import Tensor
 
-from unforced import rows
 from unforced.decoding import Beam
 from unforced.decoding.search import Found, HardMove, Record, Selection, follow, hypotheses, search
 from unforced.models.transformer import Transformer
+from unforced.ops import state_rows
 from unforced.types import DecoderState, Sizes
 
 BANNED = -1e4  # finite, so that squared differences stay numbers
@@ -24,7 +22,7 @@ class SoftMove(NamedTuple):
     pointers: Tensor  # [B,K,k']
 
     def follow(self, state: DecoderState) -> DecoderState:
-        return rows.mix(state, self.pointers)
+        return state_rows.mix(state, self.pointers)
 
     def inputs(self, model) -> Tensor:
         return model.embed_mix(self.weights.flatten(0, 1).unsqueeze(1))
@@ -83,9 +81,7 @@ def test_a_soft_selector_runs_through_the_same_loop(build, k):
     torch.testing.assert_close(found.memory.costs, hamming.double(), atol=1e-6, rtol=1e-6)
 
     ends = (batch.length - 1).unsqueeze(1).expand(-1, k)
-    walked = hypotheses(
-        found, batch, ends, torch.arange(k).expand(4, k), found.memory.scores, found.memory.scores
-    )
+    walked = hypotheses(found, batch, ends, torch.arange(k).expand(4, k), found.memory.scores, found.memory.scores)
     assert walked.tokens.tolist() == hard.tokens.tolist()
 
     # and gradients reach all parameters through scores, inputs and mixed states

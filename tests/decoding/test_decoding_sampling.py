@@ -1,7 +1,5 @@
 """Samples against the enumerated distribution, and the random numbers under them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from scipy.stats import chisquare
@@ -23,9 +21,7 @@ def counts(hypotheses) -> dict[tuple[int, ...], int]:
     return found
 
 
-def distribution(
-    model, batch: Batch, temperature: float = 1.0, kept=lambda p: p
-) -> dict[tuple[int, ...], float]:
+def distribution(model, batch: Batch, temperature: float = 1.0, kept=lambda p: p) -> dict[tuple[int, ...], float]:
     """Of each output of up to three tokens, the probability that step-by-step sampling gives it."""
     listed = enumerate_sequences(model, batch, 3)
     out = {}
@@ -100,9 +96,7 @@ def test_log_probs_are_the_models_and_the_best_sample_comes_first():
     listed = enumerate_sequences(model, batch, 4)
     table = {
         tuple(t[:n]): p
-        for t, n, p in zip(
-            listed.tokens[0].tolist(), listed.lengths[0].tolist(), listed.log_probs[0].tolist()
-        )
+        for t, n, p in zip(listed.tokens[0].tolist(), listed.lengths[0].tolist(), listed.log_probs[0].tolist())
     }
     for tokens, length, log_prob in zip(
         found.tokens[0].tolist(), found.lengths[0].tolist(), found.log_probs[0].tolist()

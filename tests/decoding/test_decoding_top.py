@@ -1,11 +1,9 @@
 """The best few continuations, against a full stable sort."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
-from unforced.decoding.top import top, top_continuations
+from unforced.ops.topk import top, top_continuations
 
 
 def reference(token_scores: torch.Tensor, so_far: torch.Tensor, count: int):

@@ -1,7 +1,5 @@
 """An example's first input is the first of its prefix, whatever the start symbol is."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -32,9 +30,7 @@ def best_by_hand(model, batch: Batch, steps: int) -> Tensor:
     return tokens[:, 1:]
 
 
-@pytest.mark.parametrize(
-    "decoder", [Greedy(min_length=6, max_length=6), Beam(beam=1, min_length=6, max_length=6)]
-)
+@pytest.mark.parametrize("decoder", [Greedy(min_length=6, max_length=6), Beam(beam=1, min_length=6, max_length=6)])
 def test_searches_feed_it(decoder: Greedy | Beam) -> None:
     differ = 0
     for seed in range(6):
@@ -51,9 +47,7 @@ def test_minimum_risk_scores_outputs_behind_it() -> None:
     model, usual = lstm(0).eval(), make_batch(SOURCES)
     gold = torch.tensor([[3, 4, 2], [2, 0, 0], [4, 2, 0], [3, 3, 2]])
     mask = gold > 0
-    made = Batch.of_gold(
-        gold, mask, usual.symbols, source=usual.source, source_mask=usual.source_mask, ids=usual.ids
-    )
+    made = Batch.of_gold(gold, mask, usual.symbols, source=usual.source, source_mask=usual.source_mask, ids=usual.ids)
     losses = []
     for batch in (made, begun(made)):
         rng = torch.Generator().manual_seed(1)

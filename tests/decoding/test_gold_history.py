@@ -1,7 +1,5 @@
 """Tokens predicted behind the gold, against a plain loop and against greedy search."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

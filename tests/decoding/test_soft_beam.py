@@ -1,23 +1,19 @@
 """The relaxed beam search against hard beam search, and against its own definition."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from small_models import ENDED, FIXED, SOURCES, lstm, make_batch, toy
 
-from unforced import rows
-from unforced.costs import Hamming
-from unforced.decoding import soft_top as soft_top_file
+from unforced.decoding import soft_beam as soft_top_file
 from unforced.decoding.beam import Beam
-from unforced.decoding.constraints import Constraints, limits
-from unforced.decoding.search import HardMove, search, step
-from unforced.decoding.soft_beam import SoftBeam, SoftTop
-from unforced.decoding.soft_top import Offer, all_of, among, best_of, soft_top, truncated_soft_top_k
+from unforced.decoding.search import Constraints, HardMove, limits, search, step
+from unforced.decoding.soft_beam import Offer, SoftBeam, SoftTop, all_of, among, best_of, soft_top, truncated_soft_top_k
 from unforced.errors import InputError
 from unforced.models.transformer import Transformer
 from unforced.objectives import soft_beam as objectives
-from unforced.relax import soft_top_k
+from unforced.objectives.costs import Hamming
+from unforced.ops import state_rows
+from unforced.ops.relaxations import soft_top_k
 from unforced.types import Batch, Progress, Sizes
 
 HARD = 1e13  # α at which a gap of 3e-6 between two scores decides
@@ -112,8 +108,8 @@ def written_out(model, batch: Batch, k: int, alpha: float, kind: str, gold: list
         phi = [(p * torch.tensor(over).double()).sum() for p in mixtures]
         costs = [(p * paid).sum() for p in mixtures]
         if t == 0:
-            state = state._replace(shared=rows.repeat(state, k).shared)
-        state, inputs = rows.mix(state, back), model.embed_mix(tokens)
+            state = state._replace(shared=state_rows.repeat(state, k).shared)
+        state, inputs = state_rows.mix(state, back), model.embed_mix(tokens)
     return torch.stack(s), torch.stack(costs), torch.stack(phi)
 
 
@@ -171,7 +167,7 @@ def test_the_start_of_the_papers_collapses_the_beam(build):
     selector = SoftTop(Constraints.of(batch), k, HARD, None, 0.0)
     memory = selector.begin(torch.tensor([3]))
     memory = memory._replace(filled=torch.ones_like(memory.filled))  # all K at score 0
-    state = rows.repeat(model.start(batch), k)
+    state = state_rows.repeat(model.start(batch), k)
     move = HardMove(torch.full((1, k), batch.symbols.bos), None, k)
     for t in range(3):
         state, (memory, move, _, _) = step(model, selector, t, k, state, move, memory, None)
@@ -189,9 +185,7 @@ def test_all_candidates_weigh_what_the_definition_says(alpha, extra):
     b, k, v = 3, 2, 6
     so_far, scores = torch.randn(b, k, dtype=torch.float64), torch.randn(b, k, v, dtype=torch.float64)
     costs = torch.rand(b, v, dtype=torch.float64) if extra else None
-    offer = Offer(
-        so_far, torch.ones(b, k, dtype=torch.bool), scores, costs, torch.tensor([], dtype=torch.long)
-    )
+    offer = Offer(so_far, torch.ones(b, k, dtype=torch.bool), scores, costs, torch.tensor([], dtype=torch.long))
     table = so_far.unsqueeze(2) + scores + (0 if costs is None else costs.unsqueeze(1))
     chosen = among(all_of(offer), 3, alpha)
     torch.testing.assert_close(chosen.log_weights.exp(), soft_top_k(table.flatten(1), 3, alpha))

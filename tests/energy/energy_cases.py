@@ -1,7 +1,5 @@
 """Small masked models and batches for energies and samplers, and the plain loops they are compared with."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import product
 from typing import Any
@@ -9,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unforced.streams import GAMMA, mix64
+from unforced.ops.random_streams import GAMMA, mix64
 from unforced.types import Batch, Symbols
 
 CELLS = 8_191

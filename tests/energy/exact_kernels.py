@@ -6,8 +6,6 @@ shows the ratio, and with it the probability of acceptance; both branches are fo
 just below it and above it. What it carries along from turn to turn (terms, energies) is whatever its code made of it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -16,7 +14,7 @@ from energy_cases import all_states, free_of, target_of
 from torch import Tensor
 
 from unforced.energy import energies
-from unforced.energy.kernels import ChainState, Turn, Walk
+from unforced.energy.samplers import ChainState, Turn, Walk
 from unforced.types import Batch
 
 
@@ -71,12 +69,8 @@ def joined(parts: Sequence[Branches], examples: int) -> Branches:
     counts = [len(part.origin) // examples for part in parts]
     example = torch.cat([torch.arange(examples).repeat_interleave(k) for k in counts])
     order = example.argsort(stable=True)
-    cat = ChainState(
-        *(leaves[0] if leaves[0].dim() == 0 else torch.cat(leaves)[order] for leaves in zip(*states))
-    )
-    both = Branches(
-        cat, torch.cat([p.origin for p in parts])[order], torch.cat([p.weight for p in parts])[order]
-    )
+    cat = ChainState(*(leaves[0] if leaves[0].dim() == 0 else torch.cat(leaves)[order] for leaves in zip(*states)))
+    both = Branches(cat, torch.cat([p.origin for p in parts])[order], torch.cat([p.weight for p in parts])[order])
     alive = numbers[both.weight > 0]
     return pick_rows(both, alive, both.weight[alive], examples)[0]
 
@@ -84,9 +78,7 @@ def joined(parts: Sequence[Branches], examples: int) -> Branches:
 def shares(walk: Walk, state: ChainState, turn: Turn) -> tuple[Tensor, Tensor]:
     """The probability q of each token of the block, and the middle of its share of [0, 1): [A,P,V] each."""
     with torch.no_grad():
-        scores = energies.at_blocks(
-            walk.model, walk.batch, state.tokens, turn.rows, turn.positions, turn.valid
-        )
+        scores = energies.at_blocks(walk.model, walk.batch, state.tokens, turn.rows, turn.positions, turn.valid)
         q = walk.log_q(scores).exp()
     return q, q.cumsum(dim=2) - q / 2
 
@@ -139,13 +131,7 @@ def one_turn(walk: Walk, branches: Branches) -> Branches:
 
 
 def matrices(
-    walk: Walk,
-    batch: Batch,
-    orders: Sequence[Sequence[int]],
-    size: int,
-    *,
-    turns: int | None = None,
-    sweep: int = 0,
+    walk: Walk, batch: Batch, orders: Sequence[Sequence[int]], size: int, *, turns: int | None = None, sweep: int = 0
 ) -> list[Tensor]:
     """For each example the matrix [S,S] of a sweep in this order, or of its first ``turns`` turns."""
     branches = start(walk, batch, orders, sweep, size)
@@ -177,9 +163,7 @@ class Violations(NamedTuple):
         return max(self)
 
 
-def violations(
-    walk: Walk, batch: Batch, size: int, kind: str, *, target: float = 1.0, sweep: int = 0
-) -> Violations:
+def violations(walk: Walk, batch: Batch, size: int, kind: str, *, target: float = 1.0, sweep: int = 0) -> Violations:
     """Check every block by itself, and a sweep from left to right and one in another order."""
     try:
         return _violations(walk, batch, size, kind, target, sweep)

@@ -1,7 +1,5 @@
 """Folders with masked models in them, made without training: runs of this library, and what ``transformers`` saves."""
 
-from __future__ import annotations
-
 import io
 import json
 import sys
@@ -13,12 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from unforced.loading import build_network
-from unforced.recipe import resolve
+from unforced.recipes.recipe import resolve
 from unforced.training import checkpoints
-from unforced.training.checkpoints import Checkpoint, step_name
-from unforced.training.records import RunFolder
-from unforced.training.weights import model_tensors
+from unforced.training.checkpoints import Checkpoint, model_tensors, step_name
+from unforced.training.loading import build_network
+from unforced.training.run_folder import RunFolder
 
 SENTENCES = ["a cat sleeps", "the dog sleeps", "the cat sees a dog", "a dog", "the old cat sees the old dog"]
 PAIRS = [("ab", "c d"), ("ba", "d c"), ("aab", "c c d"), ("b", "d"), ("abab", "c d c d"), ("bb", "d d")]
@@ -66,9 +63,7 @@ def language_run(root: Path, tokens: str = "words", name: str = "masked") -> Pat
 
 def palindrome_run(root: Path, scale: float = 0.4) -> Path:
     task = {"name": "palindromes", "alphabet": 3, "length": 4, "size": 20, "held_out": 5}
-    return write_run(
-        root / f"field-{scale}", task, {"name": "field", "hidden": 5, "embedding": 4}, scale=scale
-    )
+    return write_run(root / f"field-{scale}", task, {"name": "field", "hidden": 5, "embedding": 4}, scale=scale)
 
 
 def conditional_run(root: Path) -> Path:

@@ -1,7 +1,5 @@
 """The decoder ``chain``: what its chains come to, where they start and what it refuses."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -9,11 +7,11 @@ import torch
 from energy_cases import TableModel, all_states, ended, letters, target_of
 from torch import Tensor
 
-from unforced.catalogue import named
 from unforced.decoding import Decoder
 from unforced.energy import Chain, Gibbs, MetropolisHastings, canvas, energy, sweep, warm_start
 from unforced.errors import InputError
-from unforced.schema import build, to_mapping
+from unforced.recipes.fields import build, to_mapping
+from unforced.registry import named
 from unforced.types import Batch
 
 
@@ -28,9 +26,7 @@ class Guessing(TableModel):
         return torch.tensor([[3, 2][:count]] * len(batch))
 
 
-@pytest.mark.parametrize(
-    "kernel", [MetropolisHastings(energy="raw", block=2), Gibbs(temperature=0.5)], ids=repr
-)
+@pytest.mark.parametrize("kernel", [MetropolisHastings(energy="raw", block=2), Gibbs(temperature=0.5)], ids=repr)
 def test_outputs_are_the_last_states_of_the_kernel(kernel: Any) -> None:
     model, batch = Guessing(7), ended([[3, 4], [5]], [[1, 2, 3], [4]])
     decoder: Decoder = Chain(kernel=kernel, sweeps=4)

@@ -1,7 +1,5 @@
 """Chains in a folder: what is written, and that an interrupted run ends with the same bits as an uninterrupted one."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -17,12 +15,12 @@ from energy_cases import TableModel, letters
 from safetensors.torch import load_file
 from torch import Tensor
 
-from unforced.energy import chains
-from unforced.energy.chains import ChainFolder, run_chains, simulate
+from unforced.chains import chains
+from unforced.chains.chains import ChainFolder, run_chains, simulate
 from unforced.energy.gibbs import Gibbs
-from unforced.energy.kernels import Kernel
 from unforced.energy.mask_predict import random_start
 from unforced.energy.metropolis_hastings import MetropolisHastings
+from unforced.energy.samplers import Kernel
 from unforced.errors import InputError
 from unforced.training import checkpoints
 

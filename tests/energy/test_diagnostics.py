@@ -1,7 +1,5 @@
 """Diagnostics of chains against closed forms, slow references and processes whose effective sample size is known."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -56,9 +54,7 @@ def slow_ess(traces: np.ndarray) -> float:
     z = stats.norm.ppf((stats.rankdata(halves).reshape(halves.shape) - 3 / 8) / (halves.size + 1 / 4))
     m, n = z.shape
     centred = z - z.mean(axis=1, keepdims=True)
-    covariance = [
-        sum((row[: n - t] * row[t:]).sum() / n for row in centred) / m for t in range(n)
-    ]  # mean over chains
+    covariance = [sum((row[: n - t] * row[t:]).sum() / n for row in centred) / m for t in range(n)]  # mean over chains
     within = covariance[0] * n / (n - 1)
     total = covariance[0] + z.mean(axis=1).var(ddof=1)
     rho = [1.0] + [1 - (within - covariance[t]) / total for t in range(1, n)]
@@ -91,14 +87,10 @@ def test_against_slow_references(draws: int) -> None:
         (2, 250, 0.2, 1.044186055868974, 71.7333930513734),
     ],
 )
-def test_against_arviz(
-    chains: int, draws: int, shift: float, expected_rhat: float, expected_ess: float
-) -> None:
+def test_against_arviz(chains: int, draws: int, shift: float, expected_rhat: float, expected_ess: float) -> None:
     """What arviz-stats 0.8 gives (methods "rank" and "bulk") for chains that a formula makes."""
     t = np.arange(1, draws + 1)
-    rows = [
-        (math.sqrt(2) * t * t + 0.37 * c) % 1 + 0.3 * np.sin(t / 7 + c) + shift * c for c in range(chains)
-    ]
+    rows = [(math.sqrt(2) * t * t + 0.37 * c) % 1 + 0.3 * np.sin(t / 7 + c) + shift * c for c in range(chains)]
     traces = torch.from_numpy(np.array(rows))
     assert float(rhat(traces)) == pytest.approx(expected_rhat, rel=1e-9)
     assert float(effective_sample_size(traces)) == pytest.approx(expected_ess, rel=1e-7)
@@ -131,16 +123,12 @@ def test_only_ranks_matter() -> None:
 
 def test_closed_forms() -> None:
     values = torch.tensor([[0.0, 2.0, 4.0], [6.0, 8.0, 10.0]], dtype=torch.float64)
-    assert float(potential_reduction(values)) == pytest.approx(
-        math.sqrt((2 / 3 * 4 + 18) / 4)
-    )  # W = 4, B/N = 18
+    assert float(potential_reduction(values)) == pytest.approx(math.sqrt((2 / 3 * 4 + 18) / 4))  # W = 4, B/N = 18
     found = rank_normalized(torch.tensor([[3.0, 1.0], [1.0, 1.0]])).flatten().numpy()
     expected = stats.norm.ppf((np.array([4, 2, 2, 2]) - 0.375) / 4.25)
     np.testing.assert_allclose(found, expected, atol=1e-12)
     trace = torch.tensor([1.0, -1.0, 1.0, -1.0], dtype=torch.float64)
-    torch.testing.assert_close(
-        autocovariance(trace), torch.tensor([4.0, -3.0, 2.0, -1.0], dtype=torch.float64) / 4
-    )
+    torch.testing.assert_close(autocovariance(trace), torch.tensor([4.0, -3.0, 2.0, -1.0], dtype=torch.float64) / 4)
 
 
 def test_a_chain_that_disagrees_is_seen() -> None:

@@ -1,7 +1,5 @@
 """Energies in micro-batches against one forward pass for each masked position."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -24,11 +22,9 @@ from torch import Tensor, nn
 
 from unforced.energy import energies
 from unforced.errors import InputError
-from unforced.models.conditional import ConditionalMasked
 from unforced.models.field import Field
-from unforced.models.masked import Masked
-from unforced.tasks.hmm import HMM
-from unforced.tasks.palindromes import Palindromes
+from unforced.models.masked import ConditionalMasked, Masked
+from unforced.tasks.synthetic import HMM, Palindromes
 from unforced.types import Batch, Example, Sizes, Symbols
 
 KINDS = pytest.mark.parametrize("kind", ["raw", "local"])
@@ -62,11 +58,7 @@ def models() -> dict[str, tuple[Any, Batch]]:
         "field": (random(Field(hidden=5, embedding=4).build(Sizes(target=6))), plain),
         "masked": (random(Masked(**small, layers=2).build(Sizes(target=6))), plain),
         "conditional": (
-            random(
-                ConditionalMasked(**small, encoder_layers=1, decoder_layers=1).build(
-                    Sizes(target=6, source=6)
-                )
-            ),
+            random(ConditionalMasked(**small, encoder_layers=1, decoder_layers=1).build(Sizes(target=6, source=6))),
             conditional,
         ),
     }
@@ -115,9 +107,7 @@ def test_batched_energies_equal_one_by_one(name: str, kind: Any) -> None:
         expected = plain_terms(model, one, sequence[: one.gold.shape[1]], kind)
         for t, value in enumerate(found[row].tolist()):
             assert value == pytest.approx(expected.get(t, 0.0), abs=1e-10)
-        assert energy[row] == pytest.approx(
-            plain_energy(model, one, sequence[: one.gold.shape[1]], kind), abs=1e-10
-        )
+        assert energy[row] == pytest.approx(plain_energy(model, one, sequence[: one.gold.shape[1]], kind), abs=1e-10)
 
 
 @MODELS
@@ -147,9 +137,7 @@ def test_scores_at_positions() -> None:
     found = energies.at(model, batch, tokens, row, position, rows=2)
     for n, (r, t) in enumerate(zip(row.tolist(), position.tolist())):
         one = alone(batch, r // 2)
-        torch.testing.assert_close(
-            found[n], plain_scores(model, one, tokens[r, : one.gold.shape[1]].tolist(), [t])[t]
-        )
+        torch.testing.assert_close(found[n], plain_scores(model, one, tokens[r, : one.gold.shape[1]].tolist(), [t])[t])
 
 
 def test_scores_at_blocks_that_are_masked_together() -> None:
@@ -280,8 +268,8 @@ def test_bad_input_is_named() -> None:
 def test_hugging_face_models_keep_their_special_tokens() -> None:
     """Sentences of different length, with what stands before and behind them: the same as each by itself."""
     transformers = pytest.importorskip("transformers")
-    from unforced.models.huggingface import batch as make_batch
-    from unforced.models.huggingface import wrap
+    from unforced.huggingface.batches import batch as make_batch
+    from unforced.huggingface.wrap import wrap
 
     torch.manual_seed(1)
     config = transformers.BertConfig(

@@ -1,14 +1,12 @@
 """The table of exact likelihoods, and the picture of the projection: a line for each training by its number of strings."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from unforced.comparison import Cell, Comparison, Row, RunState
-from unforced.recipe import load
-from unforced.tasks.hmm import HMM
+from unforced.experiments.comparison import Cell, Comparison, Row, RunState
+from unforced.recipes.recipe import load
+from unforced.tasks.synthetic import HMM
 
 MEASURES = ("sequence_nll", "pseudo_nll", "masked_nll")
 PROJECTED = {"mlm_100k": 5.8, "pll_30": 6.5, "kl_30": 5.2, "pll_100": 5.6, "kl_100": 5.1}

@@ -1,7 +1,5 @@
 """Samplers: the exact chance of every move, long runs, and the plain loop with the same random numbers."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -26,13 +24,13 @@ from exact_kernels import matrices, shares, violations
 from scipy.stats import chisquare
 from torch import Tensor
 
-from unforced import streams
 from unforced.energy import Gibbs, MetropolisHastings, energies, random_start, sweep
 from unforced.energy.gibbs import GibbsWalk
 from unforced.energy.metropolis_hastings import MetropolisWalk
 from unforced.errors import InputError
-from unforced.models.conditional import ConditionalMasked
 from unforced.models.field import Field
+from unforced.models.masked import ConditionalMasked
+from unforced.ops import random_streams
 from unforced.types import Batch, Sizes, Symbols
 
 EXACT = 1e-12
@@ -144,14 +142,9 @@ def test_free_conditionals_that_belong_to_no_joint_distribution() -> None:
     """The thesis's two variables: what Gibbs sampling gives depends on who comes first, and no distribution suits both."""
     chains = GibbsWalk(Gibbs(), Pair(), pair_batch())
     first_last, last_first = (matrices(chains, chains.batch, [order], 2)[0] for order in ([0, 1], [1, 0]))
+    torch.testing.assert_close(stationary(first_last), torch.full((4,), 0.25, dtype=torch.float64), rtol=0, atol=1e-12)
     torch.testing.assert_close(
-        stationary(first_last), torch.full((4,), 0.25, dtype=torch.float64), rtol=0, atol=1e-12
-    )
-    torch.testing.assert_close(
-        stationary(last_first),
-        torch.tensor([0.495, 0.005, 0.005, 0.495], dtype=torch.float64),
-        rtol=0,
-        atol=1e-12,
+        stationary(last_first), torch.tensor([0.495, 0.005, 0.005, 0.495], dtype=torch.float64), rtol=0, atol=1e-12
     )
     for kind in ("raw", "local"):
         assert violations(chains, chains.batch, 2, kind).worst > 0.1
@@ -273,9 +266,7 @@ def test_a_proposal_for_one_position_needs_no_pass_where_features_are_kept(model
 # ---- the plain loop, sentence by sentence, one forward pass for each masked position ----
 
 
-def plain_log_q(
-    scores: Tensor, symbols: Symbols, temperature: float, nucleus: float | None
-) -> dict[int, float]:
+def plain_log_q(scores: Tensor, symbols: Symbols, temperature: float, nucleus: float | None) -> dict[int, float]:
     kept = kept_of(symbols, len(scores))
     values = (scores[kept] / temperature).softmax(0)
     if nucleus is not None:
@@ -301,10 +292,10 @@ def plain_chain(
     one = alone(batch, b)
     free, tokens, rng = free_of(batch, b), list(begin[: one.gold.shape[1]]), generator(seed)
     for made in range(sweeps):
-        key = streams.branch(streams.keys(one, rng), chain)
+        key = random_streams.branch(random_streams.keys(one, rng), chain)
         order = free
         if moves.order == "random":
-            ranks = streams.uniform(streams.branch(key, 0), torch.arange(len(tokens)))
+            ranks = random_streams.uniform(random_streams.branch(key, 0), torch.arange(len(tokens)))
             order = sorted(free, key=lambda t, ranks=ranks: float(ranks[t]))
         size, place = moves.block_size(made), 0
         while place < len(order):
@@ -313,14 +304,12 @@ def plain_chain(
             new, ratio = list(tokens), 0.0
             for t in block:
                 log_q = plain_log_q(scores[t], batch.symbols, moves.temperature, moves.nucleus)
-                new[t] = plain_draw(log_q, float(streams.uniform(streams.branch(key, 1), t)))
+                new[t] = plain_draw(log_q, float(random_streams.uniform(random_streams.branch(key, 1), t)))
                 ratio += log_q[tokens[t]] - log_q[new[t]]
             if isinstance(moves, MetropolisHastings):
-                gain = plain_energy(model, one, tokens, moves.energy) - plain_energy(
-                    model, one, new, moves.energy
-                )
+                gain = plain_energy(model, one, tokens, moves.energy) - plain_energy(model, one, new, moves.energy)
                 ratio += gain / moves.target_at(made)
-                u = streams.uniform(streams.branch(key, 2), place)
+                u = random_streams.uniform(random_streams.branch(key, 2), place)
                 accept = float(u.log()) < ratio or made < moves.forced
             else:
                 accept = True
@@ -542,10 +531,7 @@ def test_exact_for_the_field() -> None:
         ({"order": "backwards"}, "order is random or left_to_right"),
         ({"energy": "norm"}, "energy is raw or local"),
         ({"target": 0.0}, "target, a temperature, must be positive"),
-        (
-            {"target": 0.01, "lowest": 0.05},
-            "lowest must be positive and not above the target, 0.01, but is 0.05",
-        ),
+        ({"target": 0.01, "lowest": 0.05}, "lowest must be positive and not above the target, 0.01, but is 0.05"),
         ({"lowest": 0.0}, "lowest must be positive"),
         ({"anneal": -0.1}, "must not be negative"),
         ({"forced": -1}, "must not be negative"),

@@ -1,7 +1,5 @@
 """Mask-Predict against a plain loop, and the sequences that chains start from."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -13,7 +11,7 @@ from unforced.decoding import Decoder
 from unforced.energy import MaskPredict, canvas, random_start, warm_start
 from unforced.energy.mask_predict import fill
 from unforced.errors import InputError
-from unforced.models.conditional import ConditionalMasked
+from unforced.models.masked import ConditionalMasked
 from unforced.types import Batch, Sizes
 
 SOURCES = [[1, 2, 3], [4], [2, 2], [5, 1, 2, 3]]
@@ -47,9 +45,7 @@ def test_the_same_as_the_plain_loop(iterations: int, rows: int) -> None:
         width = len(tokens)
         assert found.tokens[b, :width].tolist() == tokens
         assert bool((found.tokens[b, width:] == 0).all())
-        torch.testing.assert_close(
-            found.log_probs[b, :width].detach(), torch.tensor(sure, dtype=torch.float64)
-        )
+        torch.testing.assert_close(found.log_probs[b, :width].detach(), torch.tensor(sure, dtype=torch.float64))
     assert all(n <= rows for n, _ in model.seen)
 
 

@@ -1,7 +1,5 @@
 """The table of what a masked model thinks of its decoders' outputs."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -11,8 +9,8 @@ import pytest
 import torch
 from masked_folders import conditional_run
 
+from unforced.chains.readers import open_model
 from unforced.energy import energies
-from unforced.sentences import open_model
 
 
 def test_a_row_for_each_decoder_and_one_for_the_references(
@@ -34,9 +32,7 @@ def test_a_row_for_each_decoder_and_one_for_the_references(
     rows = (tmp_path / "results/output_energies.md").read_text().splitlines()
     batch = reader.collate([reader.read(f"{example.source}\t{answer}")])
     with torch.no_grad():
-        local, raw = (
-            float(energies.energy(reader.model.eval(), batch, batch.gold, k)) for k in ("local", "raw")
-        )
+        local, raw = (float(energies.energy(reader.model.eval(), batch, batch.gold, k)) for k in ("local", "raw"))
     cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows[2:4]]
     assert [row[0] for row in cells] == ["references", "one"]
     for row in cells:  # the empty output has no energy

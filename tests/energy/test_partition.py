@@ -1,7 +1,5 @@
 """Exact log Z: fast against slow, in any parts, with gradients, and as a probability that sums to one."""
 
-from __future__ import annotations
-
 import math
 from itertools import product
 from typing import Any
@@ -20,9 +18,8 @@ from unforced.energy.partition import (
     log_partition_with_gradient,
 )
 from unforced.errors import InputError
-from unforced.models.conditional import ConditionalMasked
 from unforced.models.field import Field, FieldModel
-from unforced.models.masked import Masked
+from unforced.models.masked import ConditionalMasked, Masked
 from unforced.types import Batch, Sizes, Symbols
 
 ENDED = Symbols(pad=0, bos=1, eos=2, banned=(0, 1))
@@ -95,9 +92,7 @@ def test_blocks_and_slabs_change_nothing(kind: Any, cells: int, monkeypatch: pyt
     for pairs, slab in ((1, 1), (5, 4), (7, 1000)):
         monkeypatch.setattr(factored, "PAIRS", pairs)
         monkeypatch.setattr(factored, "SLAB", slab)
-        assert log_partition(model, batch, kind, cells=cells).tolist() == pytest.approx(
-            whole.tolist(), abs=1e-9
-        )
+        assert log_partition(model, batch, kind, cells=cells).tolist() == pytest.approx(whole.tolist(), abs=1e-9)
 
 
 def test_single_precision_is_close() -> None:
@@ -132,9 +127,7 @@ def test_transformers_and_sources(kind: Any) -> None:
     sourced = Batch.of_gold(
         batch.gold, batch.mask, ENDED, source=source, source_mask=torch.tensor([[1, 1, 1], [1, 0, 0]]).bool()
     )
-    conditional = ConditionalMasked(**shape, encoder_layers=1, decoder_layers=1).build(
-        Sizes(target=6, source=5)
-    )
+    conditional = ConditionalMasked(**shape, encoder_layers=1, decoder_layers=1).build(Sizes(target=6, source=5))
     conditional = conditional.double().eval()
     found = log_partition(conditional, sourced, kind)
     assert found.tolist() == pytest.approx(brute(conditional, sourced, kind, 3), abs=1e-9)
@@ -227,9 +220,7 @@ def test_with_gradient(kind: Any) -> None:
         model.join_left.weight.data.add_(direction, alpha=sign * step)
         values.append(float(log_partition(model, batch, kind).sum()))
         model.join_left.weight.data.add_(direction, alpha=-sign * step)
-    assert float((gradient * direction).sum()) == pytest.approx(
-        (values[0] - values[1]) / (2 * step), abs=1e-6
-    )
+    assert float((gradient * direction).sum()) == pytest.approx((values[0] - values[1]) / (2 * step), abs=1e-6)
 
 
 def test_block_widths() -> None:

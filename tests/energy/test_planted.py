@@ -1,7 +1,5 @@
 """Planted bugs: the check that samplers pass is failed by samplers with a mistake in them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -14,8 +12,8 @@ from torch import Tensor
 
 from unforced.energy import MetropolisHastings
 from unforced.energy.energies import Found
-from unforced.energy.kernels import ChainState, Proposed, Turn
 from unforced.energy.metropolis_hastings import MetropolisWalk
+from unforced.energy.samplers import ChainState, Proposed, Turn
 from unforced.types import Batch
 
 

@@ -1,7 +1,5 @@
 """``unforced sample``: chains in a folder, a report, a picture."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -19,14 +17,14 @@ from masked_folders import PAIRS, conditional_run, feed, huggingface_folder, lan
 from safetensors.torch import load_file
 
 from unforced import api
+from unforced.chains.chains import ChainFolder
+from unforced.chains.readers import open_model
+from unforced.chains.sampling import Chains, kernel_facts, kernel_of, starting_batch, starting_tokens
 from unforced.cli import main
-from unforced.energy import energies, kernels
-from unforced.energy.chains import ChainFolder
+from unforced.energy import energies, samplers
 from unforced.energy.diagnostics import diagnose
 from unforced.energy.gibbs import Gibbs
 from unforced.errors import InputError
-from unforced.sampling import Chains, kernel_facts, kernel_of, starting_batch, starting_tokens
-from unforced.sentences import open_model
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +48,7 @@ def quickly(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         return path
 
     if "picture" not in request.node.name:
-        monkeypatch.setattr("unforced.sampling.plot_traces", touch)
+        monkeypatch.setattr("unforced.chains.sampling.plot_traces", touch)
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -64,15 +62,7 @@ def samples(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_report_picture_and_folder(root: Path, tmp_path: Path, capsys) -> None:
-    words = [
-        "sample",
-        str(root / "field-0.4"),
-        "--output",
-        str(tmp_path / "out"),
-        "--sweeps",
-        "25",
-        "--quiet",
-    ]
+    words = ["sample", str(root / "field-0.4"), "--output", str(tmp_path / "out"), "--sweeps", "25", "--quiet"]
     assert main([*words, "--chains", "3", "--start", "random", "--energy", "raw"]) == 0
     out, err = capsys.readouterr()
     said = dict(line.split("\t") for line in out.splitlines())
@@ -102,16 +92,7 @@ def test_report_picture_and_folder(root: Path, tmp_path: Path, capsys) -> None:
 
 
 def test_report_as_json_and_picture_again(root: Path, tmp_path: Path, capsys) -> None:
-    words = [
-        "sample",
-        str(root / "field-0.4"),
-        "-o",
-        str(tmp_path / "out"),
-        "--sweeps",
-        "8",
-        "--quiet",
-        "--json",
-    ]
+    words = ["sample", str(root / "field-0.4"), "-o", str(tmp_path / "out"), "--sweeps", "8", "--quiet", "--json"]
     assert main(words) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["examples"] == 1
@@ -129,17 +110,7 @@ def test_report_as_json_and_picture_again(root: Path, tmp_path: Path, capsys) ->
 
 
 def test_forced_and_annealed_chains(root: Path, tmp_path: Path, capsys) -> None:
-    words = [
-        "sample",
-        str(root / "field-0.4"),
-        "--sweeps",
-        "12",
-        "--quiet",
-        "--forced",
-        "6",
-        "--energy",
-        "raw",
-    ]
+    words = ["sample", str(root / "field-0.4"), "--sweeps", "12", "--quiet", "--forced", "6", "--energy", "raw"]
     assert main([*words, "-o", str(tmp_path / "forced"), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     traces = ChainFolder(tmp_path / "forced").traces()
@@ -158,7 +129,7 @@ def test_forced_and_annealed_chains(root: Path, tmp_path: Path, capsys) -> None:
 def test_a_start_that_fails_leaves_the_folder_free(root: Path, tmp_path: Path, monkeypatch, capsys) -> None:
     words = ["sample", str(root / "field-0.4"), "--sweeps", "3", "--quiet", "-o", str(tmp_path / "out")]
     with monkeypatch.context() as patch:
-        patch.setattr(kernels.Walk, "propose", refuse)
+        patch.setattr(samplers.Walk, "propose", refuse)
         assert main(words) == 2
     assert "scores are odd" in capsys.readouterr().err
     assert os.listdir(tmp_path / "out") == ["lock"]
@@ -218,17 +189,7 @@ def test_every_option_reaches_the_kernel(options: list[str], root: Path, tmp_pat
 def test_killed_and_resumed_by_the_command(root: Path, tmp_path: Path, capsys) -> None:
     """Really killed, then resumed: the same bytes as without the interruption."""
     folder = tmp_path / "broken"
-    words = [
-        "sample",
-        str(root / "field-0.4"),
-        "--sweeps",
-        "4000",
-        "--save-every",
-        "5",
-        "--quiet",
-        "--seed",
-        "3",
-    ]
+    words = ["sample", str(root / "field-0.4"), "--sweeps", "4000", "--save-every", "5", "--quiet", "--seed", "3"]
     process = subprocess.Popen([sys.executable, "-m", "unforced", *words, "-o", str(folder)])
     try:
         deadline = time.monotonic() + 120
@@ -293,9 +254,7 @@ def test_stuck_chains_are_named(root: Path, tmp_path: Path, capsys) -> None:
     assert "stuck chains\t4 of 4" in out
     assert "chains that stand still (example.chain): 1.1, 1.2, 1.3, 1.4" in err
     assert main([*words, "--target-temperature", "0.06", "--lowest", "0.05", "--json", "--resume"]) == 0
-    report = json.loads(
-        capsys.readouterr().out, parse_constant=pytest.fail
-    )  # no NaN: all chains are at one place
+    report = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)  # no NaN: all chains are at one place
     assert report["rhat"] is None
     assert report["stuck"] == [[0, 0], [0, 1], [0, 2], [0, 3]]
 
@@ -325,9 +284,7 @@ def test_sources_from_lines(root: Path, tmp_path: Path, monkeypatch, capsys) -> 
 
 def test_outputs_of_examples_with_answers_are_graded(root: Path, tmp_path: Path, capsys) -> None:
     folder, run = tmp_path / "out", ["sample", str(root / "conditional"), "-o", str(tmp_path / "out")]
-    assert (
-        main([*run, "--split", "train", "--examples", "6", "--sweeps", "6", "--chains", "2", "--json"]) == 0
-    )
+    assert main([*run, "--split", "train", "--examples", "6", "--sweeps", "6", "--chains", "2", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)["scores"]
     metrics = [metric.name for metric in open_model(root / "conditional").metrics()]
     assert list(said) == metrics

@@ -1,7 +1,5 @@
 """The study of samplers: its tables, its pictures, and that it goes on where it was stopped."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -11,18 +9,14 @@ import pytest
 from masked_folders import conditional_run
 
 
-def test_tables_and_pictures(
-    tool: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tables_and_pictures(tool: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, chains = conditional_run(tmp_path), tmp_path / "chains"
     study = tool("sampling_study", run, chains, "--examples", 1, "--chains", 2)
     monkeypatch.setattr(study, "SWEEPS", 3)
     monkeypatch.setattr(study, "BURN_IN", 1)
     assert study.main() == 0
     names = ["anneal", "block", "nucleus", "plain", "temperature"]
-    assert sorted(path.name for path in (tmp_path / "results").iterdir()) == [
-        f"sampling_{name}.md" for name in names
-    ]
+    assert sorted(path.name for path in (tmp_path / "results").iterdir()) == [f"sampling_{name}.md" for name in names]
     rows = (tmp_path / "results/sampling_temperature.md").read_text().splitlines()
     assert rows[0] == "| setting | sampler | local energy | accepted | novel | BLEU |"
     assert sum(row.startswith("| 0.5 |") for row in rows) == 2  # local and Gibbs

@@ -1,7 +1,5 @@
 """``unforced score``: sentences in, energies and pseudo-log-likelihoods out."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
@@ -25,10 +23,10 @@ from masked_folders import (
 )
 
 from unforced import api
+from unforced.chains.readers import open_model, words_of
 from unforced.cli import main
 from unforced.energy import energies
-from unforced.sentences import open_model, words_of
-from unforced.tasks.segment import TextCoder
+from unforced.tasks.tokenization import TextCoder
 
 
 @pytest.fixture(scope="module")
@@ -85,10 +83,7 @@ CASES = [(name, later) for name in LINES for later in (False, True) if not (late
 def test_lines_are_scored_as_if_alone(name: str, later: bool, root: Path, monkeypatch, capsys) -> None:
     reader = open_model(root / name)
     feed(monkeypatch, "\n".join(LINES[name]) + "\n")
-    assert (
-        main(["score", str(root / name), "--json", "--batch", "2", *(["--whole-words"] if later else [])])
-        == 0
-    )
+    assert main(["score", str(root / name), "--json", "--batch", "2", *(["--whole-words"] if later else [])]) == 0
     found = json_lines(capsys.readouterr().out)
     assert [row["sentence"] for row in found] == [line.split("\t")[-1] for line in LINES[name]]
     for line, row in zip(LINES[name], found):
@@ -185,9 +180,7 @@ def test_what_is_no_masked_model(root: Path, tmp_path: Path, monkeypatch, capsys
     causal = {"name": "causal", "width": 8, "heads": 2, "layers": 1, "feedforward": 12}
     write_run(tmp_path / "causal", {"name": "language", "train": str(text)}, causal)
     shutil.copytree(root / "bert", tmp_path / "gpt2")
-    tf.GPT2LMHeadModel(tf.GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=15)).save_pretrained(
-        tmp_path / "gpt2"
-    )
+    tf.GPT2LMHeadModel(tf.GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=15)).save_pretrained(tmp_path / "gpt2")
     shutil.copytree(root / "bert", tmp_path / "headless")
     sizes = {"vocab_size": 15, "hidden_size": 12, "intermediate_size": 16, "num_attention_heads": 2}
     tf.BertModel(tf.BertConfig(**sizes, num_hidden_layers=2, max_position_embeddings=32)).save_pretrained(

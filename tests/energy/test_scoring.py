@@ -1,7 +1,5 @@
 """Pseudo-log-likelihoods and energies of sentences against one forward pass for each token."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -12,9 +10,8 @@ from torch import Tensor
 
 from unforced.energy.scoring import Blocks, blocks, bounded, pseudo_log_likelihood, token_scores
 from unforced.errors import InputError
-from unforced.models.conditional import ConditionalMasked
 from unforced.models.field import Field
-from unforced.models.masked import Masked
+from unforced.models.masked import ConditionalMasked, Masked
 from unforced.types import Batch, Sizes
 
 ROWS = [[4, 3, 5, 5, 3], [5], [3, 4, 4, 5], [4, 4]]
@@ -118,9 +115,7 @@ def test_words_of_one_piece_are_as_before(case: tuple[Any, Batch]) -> None:
     words = torch.arange(batch.gold.shape[1]).expand(batch.gold.shape)
     plain = pseudo_log_likelihood(model, batch)
     for masking in ("left_to_right", "whole"):
-        torch.testing.assert_close(
-            pseudo_log_likelihood(model, batch, words, masking), plain, rtol=0, atol=1e-12
-        )
+        torch.testing.assert_close(pseudo_log_likelihood(model, batch, words, masking), plain, rtol=0, atol=1e-12)
 
 
 def test_the_model_is_given_few_tokens_at_once() -> None:
@@ -211,22 +206,18 @@ def bare_models() -> dict[str, Callable[[], Any]]:
         "bert": lambda: tf.BertForMaskedLM(tf.BertConfig(**sizes, pad_token_id=0)),
         "roberta": lambda: tf.RobertaForMaskedLM(tf.RobertaConfig(**sizes, pad_token_id=0)),
         "distilbert": lambda: tf.DistilBertForMaskedLM(tf.DistilBertConfig(**distil, pad_token_id=0)),
-        "modernbert": lambda: tf.ModernBertForMaskedLM(
-            tf.ModernBertConfig(**sizes, **special, local_attention=4)
-        ),
+        "modernbert": lambda: tf.ModernBertForMaskedLM(tf.ModernBertConfig(**sizes, **special, local_attention=4)),
         "electra": lambda: tf.ElectraForMaskedLM(tf.ElectraConfig(**sizes, embedding_size=8, pad_token_id=0)),
         "albert": lambda: tf.AlbertForMaskedLM(tf.AlbertConfig(**sizes, embedding_size=8, pad_token_id=0)),
         "deberta": lambda: tf.DebertaV2ForMaskedLM(tf.DebertaV2Config(**sizes, pad_token_id=0)),
     }
 
 
-@pytest.mark.parametrize(
-    "name", ["bert", "roberta", "distilbert", "modernbert", "electra", "albert", "deberta"]
-)
+@pytest.mark.parametrize("name", ["bert", "roberta", "distilbert", "modernbert", "electra", "albert", "deberta"])
 def test_only_masked_positions_of_hugging_face_models_are_projected(name: str) -> None:
-    from unforced.models.huggingface import batch as batch_of
-    from unforced.models.huggingface import wrap
-    from unforced.models.huggingface.split import SplitMasked, split
+    from unforced.huggingface.batches import batch as batch_of
+    from unforced.huggingface.masked import SplitMasked, split
+    from unforced.huggingface.wrap import wrap
 
     torch.manual_seed(1)
     bare = bare_models()[name]().train()
@@ -246,8 +237,8 @@ def test_only_masked_positions_of_hugging_face_models_are_projected(name: str) -
 
 
 def test_a_model_that_cannot_be_taken_apart_stays_whole() -> None:
-    from unforced.models.huggingface import wrap
-    from unforced.models.huggingface.split import SplitMasked, split
+    from unforced.huggingface.masked import SplitMasked, split
+    from unforced.huggingface.wrap import wrap
 
     tf = pytest.importorskip("transformers")
 

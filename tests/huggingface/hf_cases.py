@@ -1,7 +1,5 @@
 """Tiny random Hugging Face models, one of each kind that the wrapper must serve, and batches for them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -9,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from unforced.models.huggingface import batch, wrap
+from unforced.huggingface.batches import batch
+from unforced.huggingface.wrap import wrap
 from unforced.types import Batch
 
 tf = pytest.importorskip("transformers")
@@ -143,9 +142,7 @@ ENCODER_DECODERS = {
     "t5-untied": Case(t5_untied, 1e-5),
     "bart": Case(lambda: with_bias(tf.BartForConditionalGeneration(tf.BartConfig(**BARTS)))),
     "marian": Case(lambda: with_bias(tf.MarianMTModel(tf.MarianConfig(**BARTS)))),
-    "mbart": Case(
-        lambda: with_bias(tf.MBartForConditionalGeneration(tf.MBartConfig(**BARTS))), options={"start": 1}
-    ),
+    "mbart": Case(lambda: with_bias(tf.MBartForConditionalGeneration(tf.MBartConfig(**BARTS))), options={"start": 1}),
     "pegasus": Case(lambda: with_bias(tf.PegasusForConditionalGeneration(tf.PegasusConfig(**BARTS)))),
     "two-berts": Case(two_berts),
 }

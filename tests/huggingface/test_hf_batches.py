@@ -1,7 +1,5 @@
 """Batches of collated data: cross-entropy through the wrapper is the model's own loss, whatever the padding and prompts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -10,7 +8,8 @@ from hf_cases import CAUSAL, DECODERS, ENCODER_DECODERS, collated, features, tok
 
 from unforced.decoding import Beam, Greedy
 from unforced.errors import InputError
-from unforced.models.huggingface import batch, wrap
+from unforced.huggingface.batches import batch
+from unforced.huggingface.wrap import wrap
 from unforced.objectives.cross_entropy import CrossEntropy
 from unforced.types import Batch, Progress
 
@@ -115,11 +114,7 @@ def test_a_decoder_may_be_given_several_tokens_to_start_with() -> None:
     inputs = {key: data[key] for key in ("input_ids", "attention_mask")}
     found = Greedy(max_length=6)(model, batch(model, **inputs))
     output = hf.generate(
-        **inputs,
-        max_new_tokens=7,
-        forced_bos_token_id=9,
-        do_sample=False,
-        suppress_tokens=list(model.symbols.banned),
+        **inputs, max_new_tokens=7, forced_bos_token_id=9, do_sample=False, suppress_tokens=list(model.symbols.banned)
     )
     rows = [row[2:] for row in output.tolist()]
     assert found.ids(model.symbols) == [row[: row.index(2)] if 2 in row else row for row in rows]
@@ -173,10 +168,7 @@ def test_bad_data_is_named(name: str, change: dict[str, Any], message: str) -> N
 
 def test_lists_make_a_batch_too() -> None:
     model, data = DECODERS["gpt2"].wrapped(), collated("gpt2")
-    plain, listed = (
-        batch(model, **data),
-        batch(model, **{name: value.tolist() for name, value in data.items()}),
-    )
+    plain, listed = (batch(model, **data), batch(model, **{name: value.tolist() for name, value in data.items()}))
     assert torch.equal(plain.gold, listed.gold)
     assert torch.equal(plain.source, listed.source)
     typed = batch(model, **data, token_type_ids=torch.zeros_like(data["input_ids"]))

@@ -1,7 +1,5 @@
 """Wrapped models keep the promises of ``StepDecoder``: the same tests for each architecture."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -10,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from hf_cases import DECODERS, V, batch_for, collated, features, leaves
 
-from unforced import rows
-from unforced.models.huggingface import wrap
-from unforced.models.protocol import StepDecoder, stepping
+from unforced.huggingface.wrap import wrap
 from unforced.objectives.cross_entropy import CrossEntropy
+from unforced.ops import state_rows
+from unforced.protocols import StepDecoder, stepping
 from unforced.types import Batch, Progress
 
 pytestmark = pytest.mark.parametrize("name", DECODERS)
@@ -97,7 +95,7 @@ def test_rows_follow_their_hypotheses(name: str) -> None:
     model, batch = made(name)
     k, b = 3, len(batch)
     ids = torch.randint(4, V, (b * k, 3), generator=torch.Generator().manual_seed(5))
-    fresh = rows.repeat(model.start(batch), k)
+    fresh = state_rows.repeat(model.start(batch), k)
     first, state = model.advance(fresh, model.embed(ids))
     each = model.start(batch.select(torch.arange(b).repeat_interleave(k)))
     close(name, first, model.advance(each, model.embed(ids))[0])
@@ -105,26 +103,26 @@ def test_rows_follow_their_hypotheses(name: str) -> None:
     inside = torch.tensor([[2, 0, 0], [1, 1, 2], [0, 1, 2], [2, 1, 0]])
     order = (inside + k * torch.arange(b).unsqueeze(1)).flatten()
     more = model.embed(ids.flip(0)[:, :2])
-    moved, after = model.advance(rows.reorder(state, order), more)
+    moved, after = model.advance(state_rows.reorder(state, order), more)
     expected = model.advance(fresh, torch.cat([model.embed(ids[order]), more], dim=1))[0]
     close(name, moved, expected[:, 3:])
 
-    mixed, _ = model.advance(rows.mix(state, F.one_hot(inside, k).double()), more)
+    mixed, _ = model.advance(state_rows.mix(state, F.one_hot(inside, k).double()), more)
     close(name, mixed, moved)
 
     kept = torch.tensor([0, 1, 2, 9, 10, 11])  # examples 0 and 3
-    close(name, model.advance(rows.keep(after, kept), more[kept])[0], model.advance(after, more)[0][kept])
+    close(name, model.advance(state_rows.keep(after, kept), more[kept])[0], model.advance(after, more)[0][kept])
 
 
 def test_a_fresh_state_can_be_reordered_and_mixed(name: str) -> None:
     model, batch = made(name)
-    state = rows.repeat(model.start(batch), 2)
+    state = state_rows.repeat(model.start(batch), 2)
     inputs = model.embed(torch.tensor([[5], [5]]).repeat(len(batch), 1))
     plain, _ = model.advance(state, inputs)
     order = torch.tensor([1, 0]).repeat(len(batch)) + 2 * torch.arange(len(batch)).repeat_interleave(2)
-    close(name, model.advance(rows.reorder(state, order), inputs)[0], plain)
+    close(name, model.advance(state_rows.reorder(state, order), inputs)[0], plain)
     halves = torch.full((len(batch), 2, 2), 0.5, dtype=torch.float64)
-    close(name, model.advance(rows.mix(state, halves), inputs)[0], plain)
+    close(name, model.advance(state_rows.mix(state, halves), inputs)[0], plain)
 
 
 def test_advance_leaves_the_state_alone(name: str) -> None:
@@ -143,11 +141,8 @@ def test_advance_leaves_the_state_alone(name: str) -> None:
 
 def relaxed(model: Any, batch: Batch, weights: torch.Tensor) -> torch.Tensor:
     """A few steps of two mixed hypotheses, each fed mixtures of tokens that the scores before make."""
-    state = rows.repeat(model.start(batch), 2)
-    inputs, total = (
-        model.embed(batch.prefix[:, :1]).repeat_interleave(2, dim=0),
-        torch.zeros((), dtype=torch.float64),
-    )
+    state = state_rows.repeat(model.start(batch), 2)
+    inputs, total = (model.embed(batch.prefix[:, :1]).repeat_interleave(2, dim=0), torch.zeros((), dtype=torch.float64))
     with stepping(model):
         for t in range(4):
             features, state = model.advance(state, inputs)
@@ -157,7 +152,7 @@ def relaxed(model: Any, batch: Batch, weights: torch.Tensor) -> torch.Tensor:
             inputs = model.embed_mix((scores * (1 + noise)).softmax(-1))
             if t == 0:
                 inputs = inputs + 0.1 * model.embed(torch.tensor([[6], [7]])).repeat(len(batch), 1, 1)
-            state = rows.mix(state, weights)
+            state = state_rows.mix(state, weights)
     return total
 
 
@@ -167,9 +162,7 @@ def mixing(batch: Batch) -> torch.Tensor:
 
 def untouched(model: Any) -> list[str]:
     """Names of the parameters that no gradient reached."""
-    return [
-        n for n, p in model.named_parameters() if p.requires_grad and (p.grad is None or not p.grad.any())
-    ]
+    return [n for n, p in model.named_parameters() if p.requires_grad and (p.grad is None or not p.grad.any())]
 
 
 def test_soft_inputs_and_mixed_states_reach_every_parameter(name: str) -> None:

@@ -1,7 +1,5 @@
 """A copy task, learnt by ``UnforcedTrainer`` with each sequence objective from a start with cross-entropy."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ from trainer_cases import MASK, bart, collate, copies, gpt2, objective, objectiv
 
 import unforced
 from unforced.decoding import Greedy
-from unforced.models.huggingface import batch
+from unforced.huggingface.batches import batch
 
 MODELS = {"bart": partial(bart, 32), "gpt2": partial(gpt2, width=64)}  # (T5, without positions, takes longer)
 START = {"bart": 90, "gpt2": 35}  # updates of cross-entropy: more than half of the outputs are right then
@@ -58,9 +56,7 @@ def starts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Tens
 @pytest.mark.slow
 @pytest.mark.parametrize("name", objectives_for("t5"))
 @pytest.mark.parametrize("kind", list(MODELS))
-def test_copying_is_learnt(
-    kind: str, name: str, starts: dict[str, dict[str, Tensor]], tmp_path: Path
-) -> None:
+def test_copying_is_learnt(kind: str, name: str, starts: dict[str, dict[str, Tensor]], tmp_path: Path) -> None:
     model = MODELS[kind]()
     model.load_state_dict(starts[kind])
     made = trainer(

@@ -1,7 +1,5 @@
 """Greedy and beam search on wrapped models against the models' own ``generate``: the same ids and scores."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -10,7 +8,8 @@ from hf_cases import DECODERS, ENCODER_DECODERS, collated
 from torch import Tensor
 
 from unforced.decoding import Beam, Greedy
-from unforced.models.huggingface import batch, wrap
+from unforced.huggingface.batches import batch
+from unforced.huggingface.wrap import wrap
 from unforced.types import Hypotheses
 
 STEPS = 8

@@ -1,7 +1,5 @@
 """Which objective trains which kind of model: what `tools/model_kinds.py` makes its table of."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,8 +8,8 @@ import pytest
 import torch
 from trainer_cases import REFUSALS, losses, objective, serves, trainer, weights
 
-from unforced.catalogue import CATALOGUE
 from unforced.errors import InputError
+from unforced.registry import CATALOGUE
 
 TABLE = Path(__file__).resolve().parents[2] / "results" / "huggingface.md"
 Record = Callable[[str, object], None]

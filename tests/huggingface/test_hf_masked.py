@@ -1,7 +1,5 @@
 """Masked models behind ``MaskedModel``."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from types import SimpleNamespace
@@ -14,8 +12,9 @@ from hf_cases import BERTS, MASKED, V, tf, tokens
 
 from unforced.energy.partition import log_partition
 from unforced.errors import InputError
-from unforced.models.huggingface import batch, wrap
-from unforced.models.protocol import MaskedModel
+from unforced.huggingface.batches import batch
+from unforced.huggingface.wrap import wrap
+from unforced.protocols import MaskedModel
 
 
 def made(name: str) -> tuple[Any, dict[str, torch.Tensor]]:
@@ -26,11 +25,7 @@ def made(name: str) -> tuple[Any, dict[str, torch.Tensor]]:
     labels = torch.full_like(ids, -100)
     labels[:, 1:3] = ids[:, 1:3]
     ids[:, 1] = model.mask_token
-    return model, {
-        "input_ids": ids.masked_fill(mask == 0, model.symbols.pad),
-        "attention_mask": mask,
-        "labels": labels,
-    }
+    return model, {"input_ids": ids.masked_fill(mask == 0, model.symbols.pad), "attention_mask": mask, "labels": labels}
 
 
 def close(name: str, a: torch.Tensor, b: torch.Tensor) -> None:
@@ -74,9 +69,7 @@ def test_padding_and_rows_change_nothing(name: str) -> None:
         alone = replace(made_batch.select(torch.tensor([b])), source_mask=None)
         found = model.scores(alone, made_batch.gold[b : b + 1, :length], hidden[b : b + 1, :length])
         close(name, found[0], scores[b, :length])
-    twice = model.scores(
-        made_batch, made_batch.gold.repeat_interleave(2, dim=0), hidden.repeat_interleave(2, dim=0)
-    )
+    twice = model.scores(made_batch, made_batch.gold.repeat_interleave(2, dim=0), hidden.repeat_interleave(2, dim=0))
     close(name, twice[::2], twice[1::2])
     real = data["attention_mask"].bool()
     close(name, twice[::2][real], scores[real])
@@ -97,9 +90,7 @@ def test_soft_inputs(name: str) -> None:
     soft[real].log_softmax(-1)[..., 5].sum().backward()
     assert weights.grad is not None
     assert weights.grad.abs().sum() > 0
-    missed = [
-        n for n, p in model.named_parameters() if p.requires_grad and (p.grad is None or not p.grad.any())
-    ]
+    missed = [n for n, p in model.named_parameters() if p.requires_grad and (p.grad is None or not p.grad.any())]
     assert missed == []
 
 
@@ -112,9 +103,7 @@ def test_mixtures_that_a_model_would_take_for_something_else() -> None:
     model = wrap(tf.EsmForMaskedLM(config), mask=3)
     made_batch = batch(model, tokens((2, 5), 0))
     assert model.scores(made_batch, made_batch.gold, made_batch.mask).shape == (2, 5, V)
-    with pytest.raises(
-        InputError, match=r"EsmForMaskedLM .* does not take embeddings \(inputs_embeds\) for tokens"
-    ):
+    with pytest.raises(InputError, match=r"EsmForMaskedLM .* does not take embeddings \(inputs_embeds\) for tokens"):
         model.mixed_scores(made_batch, model.embed(made_batch.gold))
 
 
@@ -125,9 +114,7 @@ def test_sums_over_all_texts_between_special_tokens() -> None:
     made_batch = batch(model, ids, ids.ne(0).long())
     found = log_partition(model, made_batch, "raw")
     kept = [i for i in range(V) if i not in (0, 1, 2, 3)]
-    for b, texts in enumerate(
-        [list(itertools.product(kept, repeat=2)), [(i,) for i in kept], [(i,) for i in kept]]
-    ):
+    for b, texts in enumerate([list(itertools.product(kept, repeat=2)), [(i,) for i in kept], [(i,) for i in kept]]):
         one = made_batch.select(torch.tensor([b]))
         totals = []
         for text in texts:
@@ -140,9 +127,7 @@ def test_sums_over_all_texts_between_special_tokens() -> None:
                 with torch.no_grad():
                     energy -= float(model.scores(one, tokens, hidden)[0, place, tokens[0, place]])
             totals.append(-energy)
-        assert float(found[b]) == pytest.approx(
-            float(torch.tensor(totals, dtype=torch.float64).logsumexp(0)), abs=1e-5
-        )
+        assert float(found[b]) == pytest.approx(float(torch.tensor(totals, dtype=torch.float64).logsumexp(0)), abs=1e-5)
 
 
 def test_without_labels_all_but_special_tokens_count() -> None:
@@ -157,9 +142,7 @@ def test_without_labels_all_but_special_tokens_count() -> None:
     model = wrap(hf, tokenizer=SimpleNamespace(**names))
     assert model.mask_token == 3
     assert model.symbols == (0, 1, None, (0, 1, 2, 3))
-    made_batch = batch(
-        model, torch.tensor([[1, 7, 8, 2], [1, 9, 2, 0]]), torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]])
-    )
+    made_batch = batch(model, torch.tensor([[1, 7, 8, 2], [1, 9, 2, 0]]), torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]]))
     assert made_batch.mask.tolist() == [[False, True, True, False], [False, True, False, False]]
     assert made_batch.length is not None
     assert made_batch.length.tolist() == [4, 3]

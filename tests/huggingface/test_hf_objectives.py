@@ -1,7 +1,5 @@
 """Every objective of the catalogue that trains a decoder, on a tiny T5 and a tiny GPT-2: it learns, and by all parameters."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -12,8 +10,9 @@ from trainer_cases import objectives_for
 
 import unforced
 from unforced.decoding import search
-from unforced.models.huggingface import batch, wrap
-from unforced.objectives.protocol import Objective
+from unforced.huggingface.batches import batch
+from unforced.huggingface.wrap import wrap
+from unforced.protocols import Objective
 from unforced.types import Loss, Progress
 
 CONFIGURATIONS: dict[str, list[dict[str, Any]]] = {

@@ -1,7 +1,5 @@
 """Two processes make the updates of one with the same global batch: DDP and FSDP2, on gloo."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

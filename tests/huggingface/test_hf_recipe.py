@@ -1,7 +1,5 @@
 """``model = "hf:path"``: a recipe trains a Hugging Face model of a local folder, and its run folder is like any other."""
 
-from __future__ import annotations
-
 import io
 import json
 import random
@@ -16,15 +14,13 @@ from safetensors.torch import load_file, save_file
 from trainer_cases import tf
 
 import unforced
-from unforced import recipe as recipes
 from unforced.cli import main
 from unforced.errors import InputError
-from unforced.integrations.vocabulary import TokenizerVocabulary
-from unforced.models.huggingface.codec import TokenizerCodec
-from unforced.models.huggingface.folder import Folder
-from unforced.models.huggingface.spec import HuggingFace, Reading
-from unforced.objectives._vectors import special, wordless
+from unforced.huggingface.codec import TokenizerCodec, TokenizerVocabulary
+from unforced.huggingface.model_spec import Folder, HuggingFace, Reading
 from unforced.objectives.sequence_smoothing import SequenceSmoothing
+from unforced.objectives.smoothing.word_vectors import special, wordless
+from unforced.recipes import recipe as recipes
 from unforced.types import Example
 
 tokenizers = pytest.importorskip("tokenizers")
@@ -34,14 +30,10 @@ NAMES = ["<pad>", "<s>", "</s>", "<unk>", "<mask>", *WORDS, "to", ":", "Ċ"]
 
 def tokenizer(end: bool) -> Any:
     """White-space words; ``end`` appends the end symbol to every text, as T5's tokenizer does."""
-    inner = tokenizers.Tokenizer(
-        tokenizers.models.WordLevel({name: id for id, name in enumerate(NAMES)}, "<unk>")
-    )
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel({name: id for id, name in enumerate(NAMES)}, "<unk>"))
     inner.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     if end:
-        inner.post_processor = tokenizers.processors.TemplateProcessing(
-            single="$A </s>", special_tokens=[("</s>", 2)]
-        )
+        inner.post_processor = tokenizers.processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 2)])
     return tf.PreTrainedTokenizerFast(
         tokenizer_object=inner, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>",
         mask_token="<mask>",
@@ -222,16 +214,9 @@ def test_masked_models(place: Path, tmp_path: Path, feed: Any, capsys: pytest.Ca
         assert [line[-1] for line in lines] == sentences
         assert [int(line[-2]) for line in lines] == [3, 3, 1]
         energies[model] = [float(line[2]) for line in lines]
-    assert (
-        sum(energies[run][:2]) > sum(energies[place / "bert"][:2]) + 1
-    )  # nats: it has learnt what texts are like
+    assert sum(energies[run][:2]) > sum(energies[place / "bert"][:2]) + 1  # nats: it has learnt what texts are like
     assert main(["evaluate", str(run), "--quiet"]) == 0
-    assert (
-        main(
-            ["sample", str(run), "-o", str(tmp_path / "chains"), "--length", "3", "--sweeps", "4", "--quiet"]
-        )
-        == 0
-    )
+    assert main(["sample", str(run), "-o", str(tmp_path / "chains"), "--length", "3", "--sweeps", "4", "--quiet"]) == 0
     found = [json.loads(line) for line in (tmp_path / "chains" / "samples.jsonl").read_text().splitlines()]
     assert found
     assert all(set(each["output"].split()) <= set(NAMES) for each in found)
@@ -290,10 +275,7 @@ def test_objectives_are_told_of_a_wrapped_model(place: Path) -> None:
     model = tf.AutoModelForSeq2SeqLM.from_pretrained(place / "t5")
     wrapped = unforced.wrap(model, tokenizer=codec.tokenizer)
     plain = unforced.objective("sequence_smoothing", tau=1e6)
-    assert (
-        unforced.fitted(plain, wrapped).known
-        == plain.fitted(TokenizerVocabulary(wrapped, codec.tokenizer)).known
-    )
+    assert unforced.fitted(plain, wrapped).known == plain.fitted(TokenizerVocabulary(wrapped, codec.tokenizer)).known
     cider = unforced.objective("sequence_smoothing", reward="cider", tau=0.1, proposal_tau=0.3, samples=3)
     items = [{"labels": [5, 6, 7, 2]}, {"labels": [6, 7, -100, -100]}]
     assert unforced.fitted(cider, wrapped, items).known.documents == (2, {(6,): 2, (7,): 2, (6, 7): 2})
@@ -341,10 +323,7 @@ def test_complaints(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         Reading(unforced.task("palindromes"), HuggingFace(path="x")).fit([Example((1,), (2,))])
     with pytest.raises(InputError, match="reading"):
         unforced.fit(
-            HuggingFace(path=str(place / "t5")),
-            unforced.task("palindromes"),
-            "cross_entropy",
-            tmp_path / "run",
+            HuggingFace(path=str(place / "t5")), unforced.task("palindromes"), "cross_entropy", tmp_path / "run"
         )
     data = recipes.read(place / "t5.toml")
     data["task"] = {"name": "language", "train": f"{place}/text.txt"}

@@ -1,7 +1,5 @@
 """Every architecture of the library that can be built small: it is wrapped and right, or refused by an ``InputError``."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +9,8 @@ from hf_cases import tf, tokens
 from torch import Tensor
 
 from unforced.errors import InputError
-from unforced.models.huggingface import batch, wrap
+from unforced.huggingface.batches import batch
+from unforced.huggingface.wrap import wrap
 from unforced.objectives.cross_entropy import CrossEntropy
 from unforced.types import Progress
 
@@ -33,13 +32,7 @@ SMALL |= dict.fromkeys(["moe_intermediate_size", "shared_expert_intermediate_siz
 SMALL |= dict.fromkeys(
     ["vocab_size", "decoder_vocab_size", "src_vocab_size", "tgt_vocab_size", "vocab_size_per_layer_input"], 48
 )
-SMALL |= {
-    "max_position_embeddings": 64,
-    "n_positions": 64,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+SMALL |= {"max_position_embeddings": 64, "n_positions": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 SMALL |= {"decoder_start_token_id": 1, "n_groups": 1, "mamba_n_groups": 1, "n_group": 1, "topk_group": 1}
 SMALL |= {"first_k_dense_replace": 1, "use_mamba_kernels": False, "is_decoder": True, "dropout": 0.0}
 # how many must be right: fewer would mean that something broke, not that a model is new
@@ -48,19 +41,10 @@ AT_LEAST = {"encoder_decoder": 18, "causal": 110, "masked": 36}
 
 def configurations(kind: Any, causal: bool) -> Iterator[Any]:
     usual = kind()
-    small = {
-        key: value for key, value in SMALL.items() if hasattr(usual, key) and (causal or key != "is_decoder")
-    }
+    small = {key: value for key, value in SMALL.items() if hasattr(usual, key) and (causal or key != "is_decoder")}
     if getattr(usual, "layer_types", None):
         small["layer_types"] = (list(dict.fromkeys(usual.layer_types)) * 2)[:2]
-    for left_out in (
-        [],
-        ["sliding_window"],
-        ["head_dim"],
-        ["num_key_value_heads"],
-        ["layer_types"],
-        ["rotary_dim"],
-    ):
+    for left_out in ([], ["sliding_window"], ["head_dim"], ["num_key_value_heads"], ["layer_types"], ["rotary_dim"]):
         try:
             yield kind(**{key: value for key, value in small.items() if key not in left_out})
         except Exception:

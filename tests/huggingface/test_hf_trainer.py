@@ -1,7 +1,5 @@
 """``UnforcedTrainer``: every objective trains, and everything else is as users of ``Trainer`` know it."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 from typing import Any
@@ -30,9 +28,8 @@ from trainer_cases import (
 
 import unforced
 from unforced.errors import InputError
-from unforced.integrations.examples import numbered
-from unforced.integrations.vocabulary import LabelledExamples
-from unforced.models.huggingface import batch
+from unforced.huggingface.batches import batch, numbered
+from unforced.huggingface.codec import LabelledExamples
 from unforced.types import Batch, Loss, Progress
 
 KINDS = pytest.mark.parametrize("kind", list(MODELS))
@@ -47,7 +44,7 @@ class Counts:
     def __call__(self, model: Any, batch: Batch, *, progress: Progress, rng: torch.Generator) -> Loss:
         loss = unforced.objective("cross_entropy")(model, batch, progress=progress, rng=rng)
         assert batch.ids is not None
-        draws = unforced.streams.uniform(unforced.streams.keys(batch, rng), 0)
+        draws = unforced.ops.random_streams.uniform(unforced.ops.random_streams.keys(batch, rng), 0)
         self.seen.append((progress, batch.ids.tolist(), draws.tolist()))
         return loss._replace(count=torch.tensor(float(len(batch))))
 
@@ -71,9 +68,7 @@ def test_what_a_masked_objective_draws_does_not_depend_on_micro_batches(tmp_path
         per_device_train_batch_size=8 // steps, gradient_accumulation_steps=steps,
     )  # fmt: skip
     made.train()
-    whole = trainer(
-        "bert", objective("masked_lm"), tmp_path, model=bert().double(), optim="sgd", learning_rate=0.1
-    )
+    whole = trainer("bert", objective("masked_lm"), tmp_path, model=bert().double(), optim="sgd", learning_rate=0.1)
     whole.train()
     assert losses(made) == pytest.approx(losses(whole), rel=1e-5)
     for name, value in whole.model.state_dict().items():
@@ -100,9 +95,7 @@ def test_accumulated_cross_entropy_gives_the_losses_of_trainer(tmp_path: Path) -
     """With a model that divides by the labels of all micro-batches itself, as T5 doesn't."""
     found = []
     for how in (None, "cross_entropy"):
-        made = trainer(
-            "gpt2", how, tmp_path, max_steps=4, per_device_train_batch_size=3, gradient_accumulation_steps=2
-        )
+        made = trainer("gpt2", how, tmp_path, max_steps=4, per_device_train_batch_size=3, gradient_accumulation_steps=2)
         made.train()
         found.append(losses(made))
     assert found[1] == pytest.approx(found[0], rel=1e-4)
@@ -157,12 +150,7 @@ def test_the_objectives_own_count_divides(tmp_path: Path, steps: int) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [
-        ("gpt2", "cross_entropy"),
-        ("t5", "scheduled_sampling"),
-        ("gpt2", "sequence_smoothing"),
-        ("t5", "minimum_risk"),
-    ],
+    [("gpt2", "cross_entropy"), ("t5", "scheduled_sampling"), ("gpt2", "sequence_smoothing"), ("t5", "minimum_risk")],
 )
 def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path, kind: str, name: str) -> None:
     options: dict[str, Any] = {
@@ -194,8 +182,7 @@ def test_progress_and_draws(tmp_path: Path) -> None:
     assert [seen[0] for seen in runs[0]] == [Progress(0, 0.0, 2), Progress(1, 1.0, 2)]
     assert [seen[0].step for seen in runs[1]] == [0, 0, 0, 1, 1, 1]
     draws = [
-        {(progress.step, id): draw for progress, ids, drawn in run for id, draw in zip(ids, drawn)}
-        for run in runs
+        {(progress.step, id): draw for progress, ids, drawn in run for id, draw in zip(ids, drawn)} for run in runs
     ]
     assert draws[0] == draws[1]
     assert len(draws[0]) == 12
@@ -205,9 +192,7 @@ def test_progress_and_draws(tmp_path: Path) -> None:
 def test_what_is_saved_is_the_plain_model(tmp_path: Path) -> None:
     model = t5()
     names, kind = set(model.state_dict()), type(model)
-    made = trainer(
-        "t5", "scheduled_sampling", tmp_path, model=model, save_strategy="steps", save_steps=2, max_steps=3
-    )
+    made = trainer("t5", "scheduled_sampling", tmp_path, model=model, save_strategy="steps", save_steps=2, max_steps=3)
     made.train()
     assert type(model) is kind
     assert set(model.state_dict()) == names
@@ -304,8 +289,7 @@ def test_a_subclass_may_still_compute_its_own_loss(tmp_path: Path) -> None:
             return 2 * super().compute_loss(*arguments, **options)
 
     once, twice = (
-        trainer("t5", "cross_entropy", tmp_path, cls=cls, max_steps=1)
-        for cls in (unforced.UnforcedTrainer, Doubled)
+        trainer("t5", "cross_entropy", tmp_path, cls=cls, max_steps=1) for cls in (unforced.UnforcedTrainer, Doubled)
     )
     once.train()
     twice.train()
@@ -443,10 +427,7 @@ def test_complaints(tmp_path: Path) -> None:
         unforced.UnforcedTrainer(model=t5())  # type: ignore[call-arg]
     with pytest.raises(InputError, match="compute_loss_func"):
         unforced.UnforcedTrainer(
-            objective="cross_entropy",
-            model=t5(),
-            args=arguments(tmp_path),
-            compute_loss_func=lambda *_, **__: None,
+            objective="cross_entropy", model=t5(), args=arguments(tmp_path), compute_loss_func=lambda *_, **__: None
         )
     made = trainer("t5", "cross_entropy", tmp_path, data=[{"input_ids": [5, EOS]}] * 8)
     with pytest.raises(InputError, match="no labels"):
@@ -471,13 +452,9 @@ def test_gradient_checkpointing(tmp_path: Path) -> None:
     saving.train()
     assert losses(saving) == pytest.approx(losses(plain), rel=1e-4)
     for stepwise in (objective("soft_beam"), unforced.objective("scheduled_sampling")):
-        with pytest.raises(
-            InputError, match="goes step by step, for which a model that trains with gradient"
-        ):
+        with pytest.raises(InputError, match="goes step by step, for which a model that trains with gradient"):
             trainer("gpt2", stepwise, tmp_path, gradient_checkpointing=True)
-    asked = unforced.objective(
-        "scheduled_sampling", feed="argmax", mixing=0.5, dropout=False
-    )  # in evaluation
+    asked = unforced.objective("scheduled_sampling", feed="argmax", mixing=0.5, dropout=False)  # in evaluation
     assert learns_something(trainer("gpt2", asked, tmp_path, gradient_checkpointing=True))
 
 

@@ -1,7 +1,5 @@
 """What ``wrap`` makes of models: special tokens, saving, and errors that name what a model can't do."""
 
-from __future__ import annotations
-
 import ast
 import copy
 import warnings
@@ -13,28 +11,16 @@ from typing import Any
 
 import pytest
 import torch
-from hf_cases import (
-    BARTS,
-    BERTS,
-    CAUSAL,
-    DECODERS,
-    ENCODER_DECODERS,
-    LLAMAS,
-    SPECIAL,
-    V,
-    batch_for,
-    collated,
-    tf,
-)
+from hf_cases import BARTS, BERTS, CAUSAL, DECODERS, ENCODER_DECODERS, LLAMAS, SPECIAL, V, batch_for, collated, tf
 from torch import nn
 
 import unforced
 from unforced.decoding import Beam, Greedy
 from unforced.errors import InputError
-from unforced.models.huggingface import batch, wrap
+from unforced.huggingface.batches import batch
+from unforced.huggingface.wrap import wrap
 from unforced.objectives.cross_entropy import CrossEntropy
-from unforced.training.checkpoints import Checkpoint, publish, read_model
-from unforced.training.weights import fill_model, model_tensors
+from unforced.training.checkpoints import Checkpoint, fill_model, model_tensors, publish, read_model
 from unforced.types import Progress
 
 
@@ -66,9 +52,7 @@ def test_settings_that_are_not_followed_are_named() -> None:
     for name, value in (("no_repeat_ngram_size", 2), ("repetition_penalty", 1.3), ("eos_token_id", [2, 5])):
         other = copy.deepcopy(hf)
         setattr(other.generation_config, name, value)
-        with pytest.warns(
-            UserWarning, match=f"don't follow these settings of LlamaForCausalLM for generate: {name}"
-        ):
+        with pytest.warns(UserWarning, match=f"don't follow these settings of LlamaForCausalLM for generate: {name}"):
             wrap(other)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -80,9 +64,7 @@ def test_special_tokens_of_an_encoder_decoder() -> None:
     hf.generation_config.suppress_tokens = [5]
     hf.generation_config.bad_words_ids = [[6], [7, 8]]
     assert wrap(hf).symbols == (0, 1, 2, (0, 5, 6))
-    hf = tf.T5ForConditionalGeneration(
-        tf.T5Config(vocab_size=V, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=1)
-    )
+    hf = tf.T5ForConditionalGeneration(tf.T5Config(vocab_size=V, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=1))
     with pytest.raises(InputError, match="pass start="):
         wrap(hf)
     assert wrap(hf, start=0).symbols.bos == 0
@@ -144,9 +126,7 @@ def test_embeddings_without_scores() -> None:
     hf.lm_head = nn.Linear(16, V - 2, bias=False, dtype=torch.float64)
     model = wrap(hf)
     weights = torch.full((1, 1, V - 2), 1 / (V - 2), dtype=torch.float64)
-    torch.testing.assert_close(
-        model.embed_mix(weights)[0, 0], hf.get_input_embeddings().weight[: V - 2].mean(dim=0)
-    )
+    torch.testing.assert_close(model.embed_mix(weights)[0, 0], hf.get_input_embeddings().weight[: V - 2].mean(dim=0))
     with pytest.raises(InputError, match="only 17 have embeddings"):
         model.embed_mix(torch.ones(1, 1, V + 1))
 
@@ -193,9 +173,7 @@ def test_dropping_layers_at_random_keeps_no_cache() -> None:
 
 def mamba() -> Any:
     torch.manual_seed(1)
-    hf = tf.MambaForCausalLM(
-        tf.MambaConfig(vocab_size=V, hidden_size=16, state_size=4, num_hidden_layers=2, **SPECIAL)
-    )
+    hf = tf.MambaForCausalLM(tf.MambaConfig(vocab_size=V, hidden_size=16, state_size=4, num_hidden_layers=2, **SPECIAL))
     for parameter in hf.parameters():
         if parameter.dim() > 1:
             nn.init.normal_(parameter, std=0.3)
@@ -254,15 +232,11 @@ def test_a_masked_model_is_not_searched_with() -> None:
 def test_a_trial_run_that_fails_says_how() -> None:
     """ProphetNet predicts several tokens at once, by a body that nothing here can stand in for."""
     sizes = dict.fromkeys(("hidden_size", "encoder_ffn_dim", "decoder_ffn_dim"), 16)
-    layers = {
-        f"num_{side}_{what}": 2 for side in ("encoder", "decoder") for what in ("layers", "attention_heads")
-    }
+    layers = {f"num_{side}_{what}": 2 for side in ("encoder", "decoder") for what in ("layers", "attention_heads")}
     config = tf.ProphetNetConfig(
         vocab_size=V, max_position_embeddings=64, decoder_start_token_id=1, **sizes, **layers, **SPECIAL
     )
-    with pytest.raises(
-        InputError, match=r"ProphetNet\w+ can't be wrapped: a trial run failed \(IndexError: "
-    ):
+    with pytest.raises(InputError, match=r"ProphetNet\w+ can't be wrapped: a trial run failed \(IndexError: "):
         wrap(tf.ProphetNetForConditionalGeneration(config))
 
 
@@ -281,12 +255,7 @@ def test_batches_that_do_not_fit_are_named(name: str) -> None:
 
 def test_images_go_in_as_pixels() -> None:
     vit = tf.ViTConfig(
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=16,
-        image_size=8,
-        patch_size=4,
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=8, patch_size=4
     )
     decoder = tf.BertConfig(**BERTS, is_decoder=True, add_cross_attention=True)
     config = tf.VisionEncoderDecoderConfig(encoder=vit.to_dict(), decoder=decoder.to_dict())
@@ -305,9 +274,7 @@ def test_a_wrapped_model_trains_on_a_task_of_the_library(tmp_path: Path) -> None
     torch.manual_seed(0)
     task = unforced.task("palindromes", length=5)
     sizes = task.fit(task.read("train")).sizes
-    hf = tf.GPT2LMHeadModel(
-        tf.GPT2Config(vocab_size=sizes.target, n_embd=8, n_layer=1, n_head=1, n_positions=64)
-    )
+    hf = tf.GPT2LMHeadModel(tf.GPT2Config(vocab_size=sizes.target, n_embd=8, n_layer=1, n_head=1, n_positions=64))
     run = unforced.fit(wrap(hf), task, "cross_entropy", tmp_path / "run", steps=4, quiet=True)
     assert unforced.load(run, model=wrap(hf)).model.model is hf
 

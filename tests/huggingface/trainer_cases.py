@@ -1,7 +1,5 @@
 """Small data sets, models and trainers for the tests of ``UnforcedTrainer``."""
 
-from __future__ import annotations
-
 import functools
 import random
 from pathlib import Path
@@ -12,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 import unforced
-from unforced.catalogue import CATALOGUE
 from unforced.errors import InputError
-from unforced.integrations.vocabulary import LabelledExamples, TokenizerVocabulary
-from unforced.models.huggingface import batch
-from unforced.objectives.protocol import fitted
+from unforced.huggingface.batches import batch
+from unforced.huggingface.codec import LabelledExamples, TokenizerVocabulary
+from unforced.protocols import fitted
+from unforced.registry import CATALOGUE
 from unforced.types import Progress
 
 tf = pytest.importorskip("transformers")

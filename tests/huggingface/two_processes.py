@@ -3,8 +3,6 @@
 Each job is a way of splitting and an objective; losses and weights of all of them go to OUTPUT.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

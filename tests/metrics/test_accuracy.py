@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from unforced.errors import InputError
-from unforced.metrics.accuracy import TokenAccuracy
-from unforced.metrics.protocol import Metric
+from unforced.metrics.tagging import TokenAccuracy
+from unforced.protocols import Metric
 
 
 def test_counts_tokens_over_the_corpus_not_sentences():

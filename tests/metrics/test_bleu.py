@@ -1,7 +1,5 @@
 """BLEU and chrF of summed statistics equal sacreBLEU's corpus scores, signatures included."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import sacrebleu
@@ -9,19 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unforced.errors import InputError
-from unforced.metrics.bleu import Bleu, LengthRatio, NgramPrecision
-from unforced.metrics.chrf import ChrF
+from unforced.metrics.text import Bleu, ChrF, LengthRatio, NgramPrecision
 
-SENTENCE = st.lists(st.sampled_from(["the", "cat", "sat", "on", "a", "Mat,", "it's", "."]), max_size=12).map(
-    " ".join
-)
+SENTENCE = st.lists(st.sampled_from(["the", "cat", "sat", "on", "a", "Mat,", "it's", "."]), max_size=12).map(" ".join)
 
 
 def corpora(references: int) -> st.SearchStrategy[list[tuple[str, list[str]]]]:
     return st.lists(
-        st.tuples(SENTENCE, st.lists(SENTENCE, min_size=references, max_size=references)),
-        min_size=1,
-        max_size=6,
+        st.tuples(SENTENCE, st.lists(SENTENCE, min_size=references, max_size=references)), min_size=1, max_size=6
     )
 
 
@@ -72,9 +65,7 @@ def test_varying_numbers_of_references() -> None:
     chrf = sacrebleu.CHRF()
     expected_chrf = chrf.corpus_score(outputs, [[answers[0][0], answers[1][0]], [answers[0][1], None]])  # type: ignore[list-item]
     mine = ChrF(references=None)
-    assert float(mine.score(mine.statistics(outputs, answers).sum(axis=0))) == pytest.approx(
-        expected_chrf.score
-    )
+    assert float(mine.score(mine.statistics(outputs, answers).sum(axis=0))) == pytest.approx(expected_chrf.score)
     assert mine.signature() == str(chrf.get_signature())
 
 
@@ -90,8 +81,7 @@ def test_bleu_by_hand() -> None:
 @pytest.mark.parametrize("metric", [Bleu(), ChrF()], ids=repr)
 def test_scores_of_many_sums_at_once(metric: Bleu) -> None:
     rows = metric.statistics(
-        ["the cat sat on the mat", "", "dogs bark", "it is so"],
-        [["the cat sat on a mat"], ["x"], ["dogs"], ["no"]],
+        ["the cat sat on the mat", "", "dogs bark", "it is so"], [["the cat sat on a mat"], ["x"], ["dogs"], ["no"]]
     )
     weights = np.random.default_rng(0).multinomial(4, np.full(4, 0.25), size=(5, 3))
     sums = weights @ rows

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unforced.errors import InputError
-from unforced.metrics.cider import Cider
-from unforced.metrics.protocol import Metric
+from unforced.metrics.text import Cider
+from unforced.protocols import Metric
 
 # What pycocoevalcap 1.2 (cider.Cider().compute_score, its tokeniser left out) gives for these captions.
 CORPUS = [

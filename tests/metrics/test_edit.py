@@ -1,14 +1,12 @@
 """Error rates against hand-made cases and a plain dynamic programme."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unforced.errors import InputError
-from unforced.metrics.edit import ErrorRate, ExactError
+from unforced.metrics.text import ErrorRate, ExactError
 
 TOKENS = st.lists(st.sampled_from("abc"), max_size=6)
 
@@ -33,9 +31,7 @@ def test_errors_are_those_of_the_nearest_answer(corpus: list[tuple[list[str], li
         errors = [distance(output, answer) for answer in acceptable]
         assert row[0] == min(errors)
         assert row[1] == len(acceptable[errors.index(min(errors))])
-    joined = ErrorRate().statistics(
-        [" ".join(o) for o in outputs], [[" ".join(a) for a in c] for c in answers]
-    )
+    joined = ErrorRate().statistics([" ".join(o) for o in outputs], [[" ".join(a) for a in c] for c in answers])
     assert (joined == rows).all()
 
 

@@ -1,7 +1,5 @@
 """Likelihoods of masked models in evaluation: exact, pseudo- and masked, as metrics of tasks."""
 
-from __future__ import annotations
-
 import json
 from itertools import product
 from pathlib import Path
@@ -11,23 +9,22 @@ import numpy as np
 import pytest
 import torch
 
-from unforced.compare import compare
 from unforced.energy.mask_predict import MaskPredict
 from unforced.errors import InputError
+from unforced.experiments.compare import compare
 from unforced.metrics.likelihood import check_measures, measured
-from unforced.models.causal import Causal
 from unforced.models.field import Field
 from unforced.models.masked import Masked
+from unforced.models.transformer import Causal
 from unforced.objectives.exact_likelihood import ExactLikelihood
 from unforced.objectives.masked_lm import MaskedLM
 from unforced.objectives.pseudo_likelihood import PseudoLikelihood
-from unforced.recipe import load
-from unforced.tasks.language import Language
-from unforced.tasks.palindromes import Palindromes
-from unforced.tasks.phonemes import Phonemes
-from unforced.tasks.protocol import FittedTask
-from unforced.training.evaluate import evaluate
-from unforced.training.likelihood import gold_likelihoods
+from unforced.protocols import FittedTask
+from unforced.recipes.recipe import load
+from unforced.tasks.pronunciation import Phonemes
+from unforced.tasks.synthetic import Palindromes
+from unforced.tasks.text import Language
+from unforced.training.evaluation import evaluate, gold_likelihoods
 from unforced.types import Example, Progress
 
 ALL: Any = ("nll", "pseudo_nll", "masked_nll")

@@ -6,10 +6,8 @@ import scipy.linalg
 import torch
 
 from unforced.errors import InputError
-from unforced.metrics.classifier import FEATURES, Classifier
-from unforced.metrics.frechet import FrechetDistance, frechet
-from unforced.metrics.inception import InceptionStyleScore
-from unforced.metrics.protocol import Metric
+from unforced.metrics.images import FEATURES, Classifier, FrechetDistance, InceptionStyleScore, frechet
+from unforced.protocols import Metric
 
 
 class Raw:

@@ -1,18 +1,14 @@
 """Metrics of likelihoods, by hand; and the likelihoods they are given, against enumeration."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
 
 from unforced.metrics.likelihood import Perplexity, SequenceNLL
-from unforced.metrics.protocol import LikelihoodMetric, Metric
-from unforced.models.causal import Causal
-from unforced.tasks.palindromes import Palindromes
-from unforced.tasks.protocol import FittedTask
-from unforced.training.evaluate import evaluate
-from unforced.training.likelihood import gold_likelihoods
+from unforced.models.transformer import Causal
+from unforced.protocols import FittedTask, LikelihoodMetric, Metric
+from unforced.tasks.synthetic import Palindromes
+from unforced.training.evaluation import evaluate, gold_likelihoods
 from unforced.types import Example
 
 

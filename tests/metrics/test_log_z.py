@@ -1,7 +1,5 @@
 """Mean and variance of the log normaliser: by hand, against the scores themselves, and as metrics of tasks."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +9,13 @@ import torch
 
 from unforced.decoding.greedy import Greedy
 from unforced.metrics.likelihood import LogZMean, LogZVariance
-from unforced.metrics.protocol import LikelihoodMetric, LikelihoodRow, Metric
+from unforced.metrics.significance import interval
 from unforced.models.lstm import LSTM
-from unforced.significance import interval
-from unforced.tasks.dialogue import Dialogue
-from unforced.tasks.pairs import Pairs
-from unforced.tasks.protocol import FittedTask, Task
-from unforced.tasks.summarization import Summarization
+from unforced.protocols import FittedTask, LikelihoodMetric, LikelihoodRow, Metric, Task
 from unforced.tasks.tagging import Tagging
-from unforced.tasks.translation import Translation
-from unforced.training import evaluate as evaluation
-from unforced.training.evaluate import evaluate
-from unforced.training.likelihood import gold_likelihoods
+from unforced.tasks.text import Dialogue, Pairs, Summarization, Translation
+from unforced.training import evaluation
+from unforced.training.evaluation import evaluate, gold_likelihoods
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 PAIRS = Pairs(train=str(FIXTURES / "text_pairs.tsv"), hold_out=0.2, log_z=True)

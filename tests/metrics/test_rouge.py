@@ -1,13 +1,11 @@
 """ROUGE against rouge-score itself and a case by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from rouge_score.rouge_scorer import RougeScorer
 
 from unforced.errors import InputError
-from unforced.metrics.rouge import Rouge
+from unforced.metrics.text import Rouge
 
 OUTPUTS = ["The cats were sitting on the mat.", "", "Neural models of text", "a b c"]
 ANSWERS = [["The cat sat on the mat"], ["Anything"], ["Neural Text Models", "Models of Text"], ["a x b y c"]]

@@ -10,8 +10,8 @@ from seqeval.metrics import f1_score
 from seqeval.scheme import IOB2
 
 from unforced.errors import InputError
-from unforced.metrics.protocol import Metric
 from unforced.metrics.tagging import EntityF1, entities, first_fault
+from unforced.protocols import Metric
 
 TAGS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
 

@@ -1,18 +1,15 @@
 """The table of networks that every contract test runs over, and small batches for them."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from unforced.masking import length_mask
-from unforced.models.causal import Causal
-from unforced.models.convolution import Convolution
+from unforced.models.layers import Convolution
 from unforced.models.lstm import LSTM
 from unforced.models.toy import Toy
-from unforced.models.transformer import Transformer
+from unforced.models.transformer import Causal, Transformer
+from unforced.ops.masks import length_mask
 from unforced.types import Batch, Sizes, Symbols
 
 SYMBOLS = Symbols(pad=0, bos=1, eos=2, banned=(0, 1))

@@ -1,7 +1,5 @@
 """Every masked network keeps the promises of ``MaskedModel``: one table, no exemptions."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 from typing import Any
@@ -14,12 +12,11 @@ from torch import Tensor
 
 from unforced.energy import energies
 from unforced.errors import InputError
-from unforced.masking import length_mask
-from unforced.models.conditional import ConditionalMasked
 from unforced.models.field import Field
-from unforced.models.masked import Masked
-from unforced.models.protocol import MaskedModel, ModelSpec, StepDecoder
+from unforced.models.masked import ConditionalMasked, Masked
 from unforced.objectives.masked_lm import MaskedLM
+from unforced.ops.masks import length_mask
+from unforced.protocols import MaskedModel, ModelSpec, StepDecoder
 from unforced.types import Batch, Progress, Sizes
 
 SHAPE: dict[str, Any] = {"width": 8, "heads": 2, "feedforward": 12}
@@ -190,9 +187,7 @@ def test_weights_are_named_once_and_load_back(case: Case) -> None:
     places = [tensor.data_ptr() for tensor in weights.values()]
     assert len(set(places)) == len(places)
     hidden = some_hidden(batch)
-    assert not torch.allclose(
-        other.scores(batch, batch.gold, hidden), model.scores(batch, batch.gold, hidden)
-    )
+    assert not torch.allclose(other.scores(batch, batch.gold, hidden), model.scores(batch, batch.gold, hidden))
     other.load_state_dict(weights)
     assert torch.equal(other.scores(batch, batch.gold, hidden), model.scores(batch, batch.gold, hidden))
     for a, b in zip(case.model(3).parameters(), case.model(3).parameters()):
@@ -219,9 +214,7 @@ def test_a_field_in_parts_is_the_field() -> None:
     """Contexts that grow token by token, as log Z needs them."""
     model = CASES["field"].model()
     ids = torch.tensor([3, 5, 8])
-    gold = torch.tensor(
-        [[a, b, c, d] for a in (3, 5, 8) for b in (3, 5, 8) for c in (3, 5, 8) for d in (3, 5, 8)]
-    )
+    gold = torch.tensor([[a, b, c, d] for a in (3, 5, 8) for b in (3, 5, 8) for c in (3, 5, 8) for d in (3, 5, 8)])
     batch = Batch.of_gold(gold, gold > 0, SYMBOLS)
     scores = model.conditional_scores(batch, gold)
     weights, bias = model.output(torch.arange(9))
@@ -231,9 +224,7 @@ def test_a_field_in_parts_is_the_field() -> None:
         left.append(model.extend("left", left[-1], ids))
         right.append(model.extend("right", right[-1], ids))
     for t in range(4):
-        x = model.joined("left", left[t]).unsqueeze(1) + model.joined(
-            "right", right[3 - t]
-        )  # [3^t,3^(3-t),H]
+        x = model.joined("left", left[t]).unsqueeze(1) + model.joined("right", right[3 - t])  # [3^t,3^(3-t),H]
         found = model.activated(x) @ weights.T + bias
         found = found.unsqueeze(1).expand(-1, 3, -1, -1).reshape(81, 9)
         close(found, scores[:, t])
@@ -305,10 +296,6 @@ def test_complaints() -> None:
     for wrong in ({"hidden": 0}, {"embedding": 0}, {"dropout": 1.0}):
         with pytest.raises(InputError):
             Field(**wrong)
-    for spec, wrong in (
-        (Masked, {"layers": 0}),
-        (Masked, {"positions": "none"}),
-        (ConditionalMasked, {"longest": 0}),
-    ):
+    for spec, wrong in ((Masked, {"layers": 0}), (Masked, {"positions": "none"}), (ConditionalMasked, {"longest": 0})):
         with pytest.raises(InputError):
             spec(**wrong)

@@ -1,7 +1,5 @@
 """Every network keeps the promises of ``StepDecoder``: one table, no exemptions."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 from typing import Any
@@ -11,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from model_cases import CASES, Case, batch_for, features, leaves, untouched
 
-from unforced import rows
-from unforced.models.protocol import ModelSpec, StepDecoder, advance_at
 from unforced.objectives.cross_entropy import CrossEntropy
+from unforced.ops import state_rows
+from unforced.protocols import ModelSpec, StepDecoder, advance_at
 from unforced.types import Batch, Progress
 
 pytestmark = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
@@ -120,7 +118,7 @@ def test_rows_follow_their_hypotheses(case: Case) -> None:
     """After repeat, reorder and keep, outputs are those of the histories that the rows now stand for."""
     model, batch, k = case.model(), batch_for(case.sizes), 3
     ids = torch.randint(2, 9, (len(batch) * k, 3), generator=torch.Generator().manual_seed(5))
-    fresh = rows.repeat(model.start(batch), k)
+    fresh = state_rows.repeat(model.start(batch), k)
     first, state = model.advance(fresh, model.embed(ids))
     each = model.start(batch.select(torch.arange(len(batch)).repeat_interleave(k)))
     close(first, model.advance(each, model.embed(ids))[0])
@@ -128,37 +126,34 @@ def test_rows_follow_their_hypotheses(case: Case) -> None:
     inside = torch.tensor([[2, 0, 0], [1, 1, 2], [0, 1, 2], [2, 1, 0]])
     order = (inside + k * torch.arange(len(batch)).unsqueeze(1)).flatten()
     more = model.embed(ids.flip(0)[:, :2])
-    moved, after = model.advance(rows.reorder(state, order), more)
+    moved, after = model.advance(state_rows.reorder(state, order), more)
     expected = model.advance(fresh, torch.cat([model.embed(ids[order]), more], dim=1))[0]
     close(moved, expected[:, 3:])
 
-    mixed, _ = model.advance(rows.mix(state, F.one_hot(inside, k).double()), more)
+    mixed, _ = model.advance(state_rows.mix(state, F.one_hot(inside, k).double()), more)
     close(mixed, moved)
 
     kept = torch.tensor([0, 1, 2, 9, 10, 11])  # examples 0 and 3
-    close(
-        model.advance(rows.keep(after, kept), more[kept])[0],
-        model.advance(after, more)[0][kept],
-    )
+    close(model.advance(state_rows.keep(after, kept), more[kept])[0], model.advance(after, more)[0][kept])
 
 
 def test_a_fresh_state_can_be_reordered_and_mixed(case: Case) -> None:
     model, batch = case.model(), batch_for(case.sizes)
-    state = rows.repeat(model.start(batch), 2)
+    state = state_rows.repeat(model.start(batch), 2)
     inputs = model.embed(torch.tensor([[3], [4]]).repeat(len(batch), 1))
     plain, _ = model.advance(state, inputs)
     order = torch.tensor([1, 0]).repeat(len(batch)) + 2 * torch.arange(len(batch)).repeat_interleave(2)
-    close(model.advance(rows.reorder(state, order), inputs)[0], plain)
+    close(model.advance(state_rows.reorder(state, order), inputs)[0], plain)
     halves = torch.full((len(batch), 2, 2), 0.5, dtype=torch.float64)
-    close(model.advance(rows.mix(state, halves), inputs)[0], plain)
+    close(model.advance(state_rows.mix(state, halves), inputs)[0], plain)
 
 
 def test_mixtures_pass_gradients_through_the_state(case: Case) -> None:
     model, batch = case.model(), batch_for(case.sizes)
-    state = rows.repeat(model.start(batch), 2)
+    state = state_rows.repeat(model.start(batch), 2)
     _, state = model.advance(state, model.embed(torch.tensor([[3, 5], [4, 6]]).repeat(len(batch), 1)))
     weights = torch.full((len(batch), 2, 2), 0.5, dtype=torch.float64, requires_grad=True)
-    scores = model.score(model.advance(rows.mix(state, weights), model.embed(torch.full((8, 1), 7)))[0])
+    scores = model.score(model.advance(state_rows.mix(state, weights), model.embed(torch.full((8, 1), 7)))[0])
     if state.carry is None:
         assert not leaves(state.carry)  # a first-order table has no memory to mix
         return

@@ -1,7 +1,5 @@
 """Odd inputs either work as documented or raise one clear sentence."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,11 +11,10 @@ import torch.nn.functional as F
 from model_cases import CASES, CLASSES, IMAGE, NOTHING, SYMBOLS, TOKENS, batch_for, features, untouched
 
 from unforced.errors import InputError
-from unforced.models.causal import Causal
-from unforced.models.convolution import Convolution
+from unforced.models.layers import Convolution
 from unforced.models.lstm import LSTM
 from unforced.models.toy import Toy
-from unforced.models.transformer import Transformer
+from unforced.models.transformer import Causal, Transformer
 from unforced.types import Batch, Sizes
 
 TOKEN_CASES = [name for name, case in CASES.items() if case.sizes.source is not None]
@@ -151,19 +148,11 @@ def test_fixed_attention_starts_from_zeros_and_sees_zeros_behind_the_source() ->
     assert batch.source is not None
     assert batch.source_mask is not None
     longer = replace(batch, source=F.pad(batch.source, (0, 4)), source_mask=F.pad(batch.source_mask, (0, 4)))
-    torch.testing.assert_close(
-        model.advance(model.start(longer), model.embed(ids))[0], whole, rtol=0, atol=1e-10
-    )
+    torch.testing.assert_close(model.advance(model.start(longer), model.embed(ids))[0], whole, rtol=0, atol=1e-10)
 
 
 def test_tied_and_shared_matrices_are_one_parameter() -> None:
-    small: dict[str, Any] = {
-        "width": 8,
-        "heads": 2,
-        "feedforward": 8,
-        "encoder_layers": 1,
-        "decoder_layers": 1,
-    }
+    small: dict[str, Any] = {"width": 8, "heads": 2, "feedforward": 8, "encoder_layers": 1, "decoder_layers": 1}
 
     def count(**options: Any) -> int:
         model = Transformer(**small, **options).build(Sizes(target=9, source=9))

@@ -1,7 +1,5 @@
 """The networks learn: small tasks that only a working model can solve, in seconds."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -10,12 +8,11 @@ import pytest
 import torch
 from model_cases import SYMBOLS
 
-from unforced.masking import length_mask
-from unforced.models.causal import Causal
-from unforced.models.convolution import Convolution
+from unforced.models.layers import Convolution
 from unforced.models.lstm import LSTM
-from unforced.models.transformer import Transformer
+from unforced.models.transformer import Causal, Transformer
 from unforced.objectives.cross_entropy import CrossEntropy
+from unforced.ops.masks import length_mask
 from unforced.types import Batch, Progress, Sizes
 
 V = 12
@@ -70,16 +67,8 @@ STAGES = Convolution((8, 16))
     ("spec", "sizes", "task"),
     [
         (LSTM(hidden=48, embedding=32, dropout=0.0), WORDS, copy_task),
-        (
-            LSTM(hidden=48, embedding=32, dropout=0.0, input_feeding=True, bidirectional=False),
-            WORDS,
-            copy_task,
-        ),
-        (
-            LSTM(hidden=32, embedding=16, dropout=0.0, attention="fixed"),
-            Sizes(target=V, source=3),
-            tagging_task,
-        ),
+        (LSTM(hidden=48, embedding=32, dropout=0.0, input_feeding=True, bidirectional=False), WORDS, copy_task),
+        (LSTM(hidden=32, embedding=16, dropout=0.0, attention="fixed"), Sizes(target=V, source=3), tagging_task),
         (LSTM(hidden=48, embedding=32, dropout=0.0, convolution=STAGES), SPOTS, caption_task),
         (Transformer(**SMALL, **TWO), WORDS, copy_task),
         (Transformer(**SMALL, **TWO, convolution=STAGES), SPOTS, caption_task),
@@ -93,9 +82,7 @@ def test_it_learns(spec: Any, sizes: Sizes, task: Callable[[torch.Generator], Ba
     model = spec.build(sizes)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3, weight_decay=0.0, fused=True)
     steps = 200
-    decay = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min(1, (step + 1) / 20) * (1 - step / steps)
-    )
+    decay = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, (step + 1) / 20) * (1 - step / steps))
     losses = []
     for _ in range(steps):
         loss = CrossEntropy()(model, task(rng), progress=Progress(), rng=rng).mean

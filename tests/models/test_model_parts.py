@@ -1,7 +1,5 @@
 """The pieces of the networks against PyTorch's own or plain formulas."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -10,15 +8,12 @@ from model_cases import CASES, SYMBOLS, batch_for
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from unforced.masking import length_mask
-from unforced.models import attention
-from unforced.models._blocks import Cache, DecoderBlock, EncoderBlock, sinusoids, split_heads
-from unforced.models._deferred import Deferred
-from unforced.models._dropout import dropout
-from unforced.models._recurrent import LSTMEncoder
-from unforced.models._sources import Memory
-from unforced.models.attention import AdditiveAttention, additive_scores
-from unforced.models.convolution import Convolution, ConvolutionalEncoder
+from unforced.models import lstm
+from unforced.models.layers import Convolution, ConvolutionalEncoder, Memory
+from unforced.models.lstm import AdditiveAttention, LSTMEncoder, additive_scores
+from unforced.models.transformer import Cache, DecoderBlock, EncoderBlock, sinusoids, split_heads
+from unforced.ops.kernels import Deferred, dropout
+from unforced.ops.masks import length_mask
 from unforced.types import Batch
 
 
@@ -37,7 +32,7 @@ def plain_context(module: AdditiveAttention, queries: torch.Tensor, memory: Memo
 
 @pytest.mark.parametrize("chunk", [1, 40, 1 << 19])
 def test_additive_attention_is_bahdanaus(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "_CHUNK", chunk)
+    monkeypatch.setattr(lstm, "_CHUNK", chunk)
     torch.manual_seed(0)
     module = AdditiveAttention(query=4, memory=6, size=5).double()
     states = torch.randn(3, 4, 6, dtype=torch.float64, requires_grad=True)
@@ -49,8 +44,7 @@ def test_additive_attention_is_bahdanaus(chunk: int, monkeypatch: pytest.MonkeyP
         over = [queries, states, *module.parameters()]
         weights = torch.randn_like(plain)
         for a, b in zip(
-            torch.autograd.grad((ours * weights).sum(), over),
-            torch.autograd.grad((plain * weights).sum(), over),
+            torch.autograd.grad((ours * weights).sum(), over), torch.autograd.grad((plain * weights).sum(), over)
         ):
             close(a, b)
 
@@ -58,9 +52,7 @@ def test_additive_attention_is_bahdanaus(chunk: int, monkeypatch: pytest.MonkeyP
 def test_additive_scores_have_the_gradient_of_finite_differences() -> None:
     torch.manual_seed(1)
     q, k, v = (torch.randn(*s, dtype=torch.float64, requires_grad=True) for s in ((2, 3, 4), (2, 5, 4), (4,)))
-    assert torch.autograd.gradcheck(
-        lambda q, k, v: additive_scores((2 * q).exp(), (2 * k).exp(), v), (q, k, v)
-    )
+    assert torch.autograd.gradcheck(lambda q, k, v: additive_scores((2 * q).exp(), (2 * k).exp(), v), (q, k, v))
 
 
 @pytest.mark.parametrize("size", [1e-6, 1.0, 30.0, 1e4])
@@ -105,9 +97,7 @@ def test_the_encoder_gives_what_packed_sequences_give(layers: int, bidirectional
     assert batch.source_mask is not None
     memory = encoder(batch)
     lengths = batch.source_mask.sum(1)
-    inputs = pack_padded_sequence(
-        encoder.embedding(batch.source), lengths, batch_first=True, enforce_sorted=False
-    )
+    inputs = pack_padded_sequence(encoder.embedding(batch.source), lengths, batch_first=True, enforce_sorted=False)
     outputs, (last, _) = packed(inputs)
     expected, _ = pad_packed_sequence(outputs, batch_first=True)
     close(memory.states[batch.source_mask], expected[batch.source_mask])

@@ -1,7 +1,5 @@
 """The toy model is its table: what enumeration in other tests relies on."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import torch

@@ -1,7 +1,5 @@
 """A masked model that is a table: small enough to write its energies as loops."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import product
 
@@ -18,7 +16,7 @@ class ToyMasked:
 
     scale: float = 1.0
 
-    def build(self, sizes: Sizes) -> ToyMaskedModel:
+    def build(self, sizes: Sizes) -> "ToyMaskedModel":
         return ToyMaskedModel(self, sizes)
 
 
@@ -90,9 +88,7 @@ def slow_energy(model: ToyMaskedModel, batch: Batch, b: int, tokens: list[int], 
 def slow_log_z(model: ToyMaskedModel, batch: Batch, b: int, kind: str = "raw") -> Tensor:
     special = {*batch.symbols.banned, batch.symbols.eos}
     ids = [w for w in range(model.sizes.target) if w not in special]
-    places = [
-        t for t in range(batch.gold.shape[1]) if batch.mask[b, t] and int(batch.gold[b, t]) not in special
-    ]
+    places = [t for t in range(batch.gold.shape[1]) if batch.mask[b, t] and int(batch.gold[b, t]) not in special]
     found = []
     for choice in product(ids, repeat=len(places)):
         tokens = batch.gold[b].tolist()

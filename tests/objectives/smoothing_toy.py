@@ -1,7 +1,5 @@
 """A table of a model, rows of few tokens, and a vocabulary of eight: what tests of loss smoothing share."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,14 +1,12 @@
 """Cross-entropy and label smoothing against closed forms and PyTorch's own."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from unforced.decoding.exact import enumerate_sequences
+from unforced.decoding.enumeration import enumerate_sequences
 from unforced.errors import InputError
 from unforced.models.toy import Toy
 from unforced.objectives.cross_entropy import CrossEntropy

@@ -1,7 +1,5 @@
 """Beam-search optimisation against a slow reference: lists of prefixes, each scored from the start, with autograd through all."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -10,16 +8,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from unforced.costs import Cost, Hamming, Table, Weighted, WeightedHamming
 from unforced.decoding.beam import Beam
 from unforced.errors import InputError
-from unforced.models.causal import Causal
 from unforced.models.lstm import LSTM
 from unforced.models.toy import Toy
-from unforced.models.transformer import Transformer
+from unforced.models.transformer import Causal, Transformer
 from unforced.objectives.beam_search_optimization import BeamSearchOptimization, violations
+from unforced.objectives.costs import Cost, Hamming, Table, Weighted, WeightedHamming
 from unforced.objectives.cross_entropy import CrossEntropy
-from unforced.schedules import Constant, Linear
+from unforced.objectives.schedules import Constant, Linear
 from unforced.types import Batch, Loss, Progress, Sizes, Symbols
 
 ENDED = Symbols(pad=0, bos=1, eos=2, banned=(0, 1))
@@ -29,9 +26,7 @@ SPECS = {
     "toy": Toy(order=2),
     "lstm": LSTM(hidden=6, embedding=5, dropout=0.0),
     "fixed": LSTM(hidden=6, embedding=5, dropout=0.0, attention="fixed"),
-    "transformer": Transformer(
-        width=8, heads=2, encoder_layers=1, decoder_layers=1, feedforward=8, dropout=0.0
-    ),
+    "transformer": Transformer(width=8, heads=2, encoder_layers=1, decoder_layers=1, feedforward=8, dropout=0.0),
 }
 
 
@@ -119,9 +114,7 @@ class Reference:
         return self.known[prefix]
 
     def delta(self, prefix: Prefix) -> float:
-        return max(
-            float(self.cost(self.prepared[:, t], torch.tensor([[token]]))) for t, token in enumerate(prefix)
-        )
+        return max(float(self.cost(self.prepared[:, t], torch.tensor([[token]]))) for t, token in enumerate(prefix))
 
     def successors(self, prefix: Prefix) -> list[Prefix]:
         if self.ended(prefix):
@@ -216,9 +209,7 @@ def test_the_cases_above_hold_all_that_can_happen() -> None:
     for seed in range(2):
         batch = make_batch(seed=seed)
         for beam in (2, 7):
-            for row, outcome in enumerate(
-                reference(make_model("toy", seed), batch, BeamSearchOptimization(beam=beam))
-            ):
+            for row, outcome in enumerate(reference(make_model("toy", seed), batch, BeamSearchOptimization(beam=beam))):
                 gold, steps = batch.gold[row].tolist(), [t for t, _ in outcome.violators]
                 for t, prefix in outcome.violators:
                     late += prefix[:-1] == tuple(gold[: t - 1])
@@ -263,8 +254,7 @@ def test_costs_weigh_violations(cost: Cost, symbols: Symbols) -> None:
         model, batch = make_model("toy", seed), make_batch(symbols, seed)
         check(model, batch, BeamSearchOptimization(beam=2, cost=cost))
         assert (
-            loss_of(BeamSearchOptimization(beam=2, cost=cost), model, batch).total
-            != loss_of(plain, model, batch).total
+            loss_of(BeamSearchOptimization(beam=2, cost=cost), model, batch).total != loss_of(plain, model, batch).total
         )
 
 
@@ -380,8 +370,7 @@ def test_only_hypotheses_that_left_the_gold_before_are_fed_again() -> None:
 def test_a_longer_list_of_others_makes_fewer_violations() -> None:
     model, batch = make_model("lstm", 3), make_batch(seed=3, examples=30)
     counts = [
-        float(loss_of(BeamSearchOptimization(beam=k), model, batch).metrics["violations"][0])
-        for k in (1, 2, 4, 8)
+        float(loss_of(BeamSearchOptimization(beam=k), model, batch).metrics["violations"][0]) for k in (1, 2, 4, 8)
     ]
     assert counts[0] > counts[1] > counts[3]
 
@@ -402,9 +391,7 @@ def test_dropout_in_the_search_is_an_option() -> None:
     model = LSTM(hidden=6, embedding=5, dropout=0.5).build(Sizes(target=V, source=5)).double()
     batch = make_batch(examples=20)
     modes: list[tuple[bool, bool]] = []
-    model.recurrence.register_forward_hook(
-        lambda module, *_: modes.append((torch.is_grad_enabled(), module.training))
-    )
+    model.recurrence.register_forward_hook(lambda module, *_: modes.append((torch.is_grad_enabled(), module.training)))
     for dropout in (False, True):
         modes.clear()
         loss = loss_of(BeamSearchOptimization(beam=2, dropout=dropout), model, batch)

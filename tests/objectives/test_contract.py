@@ -1,7 +1,5 @@
 """What every objective must keep, one row of the table a configuration. No method has private exemptions."""
 
-from __future__ import annotations
-
 import inspect
 from dataclasses import replace
 from typing import Any
@@ -11,15 +9,15 @@ import torch
 from masked_toy import ToyMasked
 from torch.autograd import gradcheck
 
-from unforced.catalogue import CATALOGUE, resolve
 from unforced.decoding import search
-from unforced.models.conditional import ConditionalMasked
 from unforced.models.field import Field
 from unforced.models.lstm import LSTM
+from unforced.models.masked import ConditionalMasked
 from unforced.models.toy import Toy
 from unforced.models.transformer import Transformer
 from unforced.objectives.sequence_smoothing import SequenceSmoothing
 from unforced.objectives.token_smoothing import TokenSmoothing
+from unforced.registry import CATALOGUE, resolve
 from unforced.types import Batch, Loss, Progress, Sizes, Symbols
 
 SYMBOLS = Symbols(pad=0, bos=1, eos=2, banned=(0, 1))
@@ -66,10 +64,7 @@ TABLE: dict[str, list[dict[str, Any]]] = {
         {"tau": 0.7, "lazy": True, "samples": None, "vocabulary": "references"},
     ],
     "token_sequence_smoothing": [
-        {
-            "token": TokenSmoothing(tau=0.3, mix=0.6, nearest=3),
-            "sequence": SequenceSmoothing(tau=0.7, mix=0.5),
-        },
+        {"token": TokenSmoothing(tau=0.3, mix=0.6, nearest=3), "sequence": SequenceSmoothing(tau=0.7, mix=0.5)},
         {
             "token": TokenSmoothing(tau=0.5, nearest=2),
             "sequence": SequenceSmoothing(tau=0.7, lazy=True, samples=2, reward="edit"),
@@ -90,12 +85,7 @@ TABLE: dict[str, list[dict[str, Any]]] = {
         {"beam": 4, "alpha": 5.0, "keep": None, "beyond": 2},
         {"beam": 3, "alpha": 2.0, "checkpoint": True, "keep": 2, "tolerance": 0.0},
     ],
-    "masked_lm": [
-        {},
-        {"hidden": "one"},
-        {"hidden": "each"},
-        {"hidden": "fixed", "rate": 0.6, "length_weight": 1.0},
-    ],
+    "masked_lm": [{}, {"hidden": "one"}, {"hidden": "each"}, {"hidden": "fixed", "rate": 0.6, "length_weight": 1.0}],
     "pseudo_likelihood": [{}, {"energy": "local", "rows": 40}, {"positions": 1, "rows": 30}],
     "exact_likelihood": [{}, {"energy": "local", "rows": 50}],
     "kl_projection": [
@@ -152,7 +142,7 @@ MODELS = ("toy", "lstm", "transformer")
 def chosen(name: str, model_name: str) -> tuple[Any, Sizes]:
     """A model of the family that the objective says it trains, and the data's sizes."""
     family = inspect.signature(resolve("objectives", name).__call__).parameters["model"].annotation
-    return FAMILIES[family][model_name]
+    return FAMILIES[family.__name__][model_name]
 
 
 def make_batch(name: str = "cross_entropy", model_name: str = "toy", wider: int = 0) -> Batch:
@@ -164,9 +154,7 @@ def make_batch(name: str = "cross_entropy", model_name: str = "toy", wider: int 
     if chosen(name, model_name)[1].source is not None:
         sources = {"source": source, "source_mask": source != 0}
     references = torch.tensor([[3, 4, 5], [4, 5, 0], [5, 3, 0], [3, 4, 0]])
-    return Batch.of_gold(
-        gold, gold != 0, SYMBOLS, **sources, ids=torch.tensor([10, 11, 12, 13]), references=references
-    )
+    return Batch.of_gold(gold, gold != 0, SYMBOLS, **sources, ids=torch.tensor([10, 11, 12, 13]), references=references)
 
 
 def make_model(name: str, model_name: str) -> torch.nn.Module:

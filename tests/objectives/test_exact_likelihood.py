@@ -1,7 +1,5 @@
 """Exact likelihood by enumeration: values by loops, gradients by finite differences, and the maximum where it must be."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -28,8 +26,7 @@ def loss_of(objective: Any, model: Any, batch: Batch) -> Loss:
 def test_it_is_the_loop(kind: Any) -> None:
     model = toy(6)
     expected = sum(
-        slow_energy(model, BATCH, b, BATCH.gold[b].tolist(), kind) + slow_log_z(model, BATCH, b, kind)
-        for b in range(4)
+        slow_energy(model, BATCH, b, BATCH.gold[b].tolist(), kind) + slow_log_z(model, BATCH, b, kind) for b in range(4)
     )
     loss = loss_of(ExactLikelihood(energy=kind, rows=17), model, BATCH)
     torch.testing.assert_close(loss.total, torch.as_tensor(expected))

@@ -1,7 +1,5 @@
 """log Z behind right and wrong histories, against one pass for each history."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,9 +13,7 @@ WORDS = ["the", "dog", "sees", "a", "cat"]
 
 
 def trained(folder: Path) -> Path:
-    sentences = [
-        "".join(f"{WORDS[(i + j) % 5]} {'NVD'[(i * j) % 3]}\n" for j in range(3 + i % 3)) for i in range(40)
-    ]
+    sentences = ["".join(f"{WORDS[(i + j) % 5]} {'NVD'[(i * j) % 3]}\n" for j in range(3 + i % 3)) for i in range(40)]
     (folder / "tags.conll").write_text("\n".join(sentences))
     task = unforced.task("tagging", train=str(folder / "tags.conll"), hold_out=0.25)
     model = unforced.model("lstm", attention="fixed", hidden=8, embedding=8)

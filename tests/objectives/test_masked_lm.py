@@ -1,7 +1,5 @@
 """Masked language modelling: what is hidden, what is scored, and lengths beside it."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any
@@ -11,11 +9,11 @@ import torch
 from masked_toy import ended, strings, toy
 from torch import Tensor
 
-from unforced import streams
 from unforced.energy import energies
 from unforced.errors import InputError
-from unforced.models.conditional import ConditionalMasked
+from unforced.models.masked import ConditionalMasked
 from unforced.objectives.masked_lm import MaskedLM
+from unforced.ops import random_streams
 from unforced.types import Batch, Loss, Progress, Sizes
 
 
@@ -27,7 +25,7 @@ def draws(objective: MaskedLM, batch: Batch, times: int) -> Tensor:
     """[times,B,T] bool: what is hidden of so many examples that differ in their numbers alone."""
     many = batch.select(torch.arange(len(batch)).repeat(times))
     many = replace(many, ids=torch.arange(len(many)))
-    found = objective.draw(many, streams.keys(many, torch.Generator().manual_seed(0)))
+    found = objective.draw(many, random_streams.keys(many, torch.Generator().manual_seed(0)))
     return found.view(times, len(batch), -1)
 
 
@@ -42,15 +40,13 @@ def test_one_position_is_the_mean_over_positions() -> None:
     n = [3, 2]
     per_choice: dict[tuple[int, int], set[float]] = {}
     for seed in range(60):
-        objective, keys = MaskedLM(hidden="one"), streams.keys(batch, torch.Generator().manual_seed(seed))
+        objective, keys = MaskedLM(hidden="one"), random_streams.keys(batch, torch.Generator().manual_seed(seed))
         masked = objective.draw(batch, keys)
         assert masked.sum(dim=1).tolist() == [1, 1]
         for b in range(2):
             alone = loss_of(objective, model, batch.select(torch.tensor([b])), seed)
             assert alone.count == 1
-            per_choice.setdefault((b, int(masked[b].nonzero())), set()).add(
-                round(float(alone.total.detach()), 10)
-            )
+            per_choice.setdefault((b, int(masked[b].nonzero())), set()).add(round(float(alone.total.detach()), 10))
     assert sorted(per_choice) == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]
     example, position = energies.variables(batch).nonzero(as_tuple=True)
     scores = energies.at(model, batch, batch.gold, example, position)[:, 3:]
@@ -91,7 +87,7 @@ def test_fixed_numbers(rate: float, expected: int) -> None:
 def test_loss_is_that_of_what_is_hidden() -> None:
     model, batch = toy(7, seed=2), ended([3, 4, 5, 6], [5, 3])
     objective = MaskedLM()
-    masked = objective.draw(batch, streams.keys(batch, torch.Generator().manual_seed(5)))
+    masked = objective.draw(batch, random_streams.keys(batch, torch.Generator().manual_seed(5)))
     loss = loss_of(objective, model, batch, 5)
     scores = model.scores(batch, batch.gold, masked)
     total = 0.0
@@ -107,16 +103,12 @@ def test_loss_is_that_of_what_is_hidden() -> None:
 def test_strings_without_an_end() -> None:
     loss = loss_of(MaskedLM(hidden="fixed", rate=1.0), toy(5), strings(3))
     assert loss.count == 81
-    assert float(loss.total.detach()) == pytest.approx(
-        81 * math.log(3)
-    )  # nothing is seen, and the toy has no bias
+    assert float(loss.total.detach()) == pytest.approx(81 * math.log(3))  # nothing is seen, and the toy has no bias
 
 
 def conditional(longest: int = 6) -> tuple[Any, Batch]:
     torch.manual_seed(0)
-    spec = ConditionalMasked(
-        width=8, heads=2, encoder_layers=1, decoder_layers=1, feedforward=8, longest=longest
-    )
+    spec = ConditionalMasked(width=8, heads=2, encoder_layers=1, decoder_layers=1, feedforward=8, longest=longest)
     batch = ended([3, 4, 5], [5, 3])
     source = torch.tensor([[1, 2], [3, 4]])
     sourced = Batch.of_gold(batch.gold, batch.mask, batch.symbols, source=source, ids=batch.ids)
@@ -129,7 +121,7 @@ def test_lengths_are_learnt_along() -> None:
     found = loss_of(MaskedLM(length_weight=0.7), model, batch)
     log_probs = torch.log_softmax(model.length_scores(batch), dim=1)
     nll = torch.stack([-log_probs[0, 2], -log_probs[1, 1]])
-    masked = MaskedLM().draw(batch, streams.keys(batch, torch.Generator().manual_seed(0)))
+    masked = MaskedLM().draw(batch, random_streams.keys(batch, torch.Generator().manual_seed(0)))
     expected = without.total + 0.7 * (nll * masked.sum(dim=1)).sum()
     torch.testing.assert_close(found.total, expected)
     assert found.count == without.count

@@ -1,7 +1,5 @@
 """Minimum risk training against enumeration, and against candidates that are scored one by one."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Sequence
@@ -12,19 +10,19 @@ import torch
 from sacrebleu.metrics import BLEU
 from torch import Tensor
 
-from unforced import streams
-from unforced.decoding.exact import enumerate_sequences
+from unforced.decoding.enumeration import enumerate_sequences
 from unforced.errors import InputError
 from unforced.models.lstm import LSTM
 from unforced.models.toy import Toy
 from unforced.models.transformer import Transformer
 from unforced.objectives import minimum_risk
-from unforced.objectives._outputs import END, as_lists, first_equal
 from unforced.objectives.cross_entropy import CrossEntropy
 from unforced.objectives.minimum_risk import MinimumRisk
-from unforced.schedules import Linear
-from unforced.schema import build, to_mapping
-from unforced.training.identity import _spelled
+from unforced.objectives.schedules import Linear
+from unforced.objectives.smoothing.outputs import END, as_lists, first_equal
+from unforced.ops import random_streams
+from unforced.recipes.fields import build, to_mapping
+from unforced.training.run_identity import _spelled
 from unforced.types import Batch, Loss, Progress, Sizes, Symbols
 
 SYMBOLS = Symbols(pad=0, bos=1, eos=2, banned=(0, 1))
@@ -34,9 +32,7 @@ SPECS = {
     "lstm": LSTM(hidden=6, embedding=5, dropout=0.0),
     "fed": LSTM(hidden=6, embedding=5, dropout=0.0, input_feeding=True),
     "tagger": LSTM(hidden=6, embedding=5, dropout=0.0, attention="fixed"),
-    "transformer": Transformer(
-        width=8, heads=2, encoder_layers=1, decoder_layers=1, feedforward=8, dropout=0.0
-    ),
+    "transformer": Transformer(width=8, heads=2, encoder_layers=1, decoder_layers=1, feedforward=8, dropout=0.0),
 }
 
 
@@ -78,9 +74,7 @@ def network(name: str, seed: int = 0) -> Any:
     return model
 
 
-def loss_of(
-    objective: MinimumRisk, model: Any, batch: Batch, seed: int = 0, progress: Progress | None = None
-) -> Loss:
+def loss_of(objective: MinimumRisk, model: Any, batch: Batch, seed: int = 0, progress: Progress | None = None) -> Loss:
     rng = torch.Generator().manual_seed(seed)
     return objective(model, batch, progress=progress or Progress(), rng=rng)
 
@@ -141,9 +135,7 @@ def test_with_all_outputs_and_alpha_one_it_is_the_expected_cost(cost: Any) -> No
     """Loss and gradient, against the sum over all outputs of probability times cost; padding is a token like others."""
     model, gold = toy(), [3, 0, 2]
     loss = loss_of(
-        MinimumRisk(samples=2000, alpha=1.0, cost=cost, temperature=3.0, max_length=3),
-        model,
-        batch_of([gold], OPEN),
+        MinimumRisk(samples=2000, alpha=1.0, cost=cost, temperature=3.0, max_length=3), model, batch_of([gold], OPEN)
     )
     outputs = all_outputs(4, 3)
     assert metric(loss, "candidates") == len(outputs) == 40
@@ -169,9 +161,7 @@ def test_gradients_by_finite_differences() -> None:
                 model.table[row, column] += step
                 ends.append(float(loss_of(objective, model, batch).total))
                 model.table[row, column] -= step
-        torch.testing.assert_close(
-            float(gradient[row, column]), (ends[0] - ends[1]) / 2e-6, rtol=1e-5, atol=1e-7
-        )
+        torch.testing.assert_close(float(gradient[row, column]), (ends[0] - ends[1]) / 2e-6, rtol=1e-5, atol=1e-7)
 
 
 def test_samples_of_a_network_agree_with_its_enumeration() -> None:
@@ -183,14 +173,10 @@ def test_samples_of_a_network_agree_with_its_enumeration() -> None:
         every = enumerate_sequences(model, batch.select(torch.tensor([example])), max_length=3)
         known = {
             tuple(row[:n]): log_prob
-            for row, n, log_prob in zip(
-                every.tokens[0].tolist(), every.lengths[0].tolist(), every.log_probs[0]
-            )
+            for row, n, log_prob in zip(every.tokens[0].tolist(), every.lengths[0].tolist(), every.log_probs[0])
         }
         samples = outputs[example, 1:]
-        found = minimum_risk.output_log_probs(
-            model, model.start(batch), torch.full((60,), example), samples, batch
-        )
+        found = minimum_risk.output_log_probs(model, model.start(batch), torch.full((60,), example), samples, batch)
         wanted = torch.stack([known[tuple(output)] for output in as_lists(samples)])
         torch.testing.assert_close(found, wanted.double(), rtol=1e-5, atol=1e-5)
         assert {len(output) for output in as_lists(samples) if output[-1] != 2} == {3}
@@ -234,9 +220,7 @@ def test_loss_and_gradients_are_those_of_candidates_one_by_one(
     torch.testing.assert_close(loss.total, expected, rtol=1e-9, atol=1e-9)
     parameters = list(model.parameters())
     for (key, _), mine, wanted in zip(
-        model.named_parameters(),
-        torch.autograd.grad(loss.total, parameters),
-        torch.autograd.grad(expected, parameters),
+        model.named_parameters(), torch.autograd.grad(loss.total, parameters), torch.autograd.grad(expected, parameters)
     ):
         torch.testing.assert_close(mine, wanted, rtol=1e-7, atol=1e-9, msg=key)
         if "encoder" in key and "bias" not in key:
@@ -321,9 +305,7 @@ def test_costs_against_brute_force_and_sacrebleu(cost: Any) -> None:
         outputs.append(list(gold))
         ended = [[*y, 2] if rng.random() < 0.7 else y for y in outputs]  # EOS doesn't matter
         rows = [[*y, *[END] * (9 - len(y))] for y in ([*gold, 2], *ended)]
-        found = MinimumRisk(cost=cost).costs(
-            torch.tensor([rows]), torch.ones(1, len(rows), dtype=torch.bool), SYMBOLS
-        )
+        found = MinimumRisk(cost=cost).costs(torch.tensor([rows]), torch.ones(1, len(rows), dtype=torch.bool), SYMBOLS)
         wanted = [0.0, *(COSTS[cost](y, gold) for y in outputs)]
         assert found[0].tolist() == pytest.approx(wanted, abs=1e-9)
 
@@ -391,9 +373,7 @@ def test_sources_are_encoded_once_and_every_candidate_goes_through_one_pass() ->
 
 
 @pytest.mark.parametrize("name", ["lstm", "transformer"])
-def test_projecting_a_few_tokens_at_a_time_changes_nothing(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_projecting_a_few_tokens_at_a_time_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, batch, objective = network(name), sourced(), MinimumRisk(samples=8, alpha=0.8, mix=0.5)
     found = []
     for chunk in (10_000, 3):
@@ -422,9 +402,7 @@ def test_dropout_while_sampling_is_an_option() -> None:
     torch.manual_seed(0)
     model = LSTM(hidden=16, embedding=8, dropout=0.5).build(Sizes(target=8, source=5))
     modes: list[tuple[bool, bool]] = []
-    model.recurrence.register_forward_hook(
-        lambda module, *_: modes.append((torch.is_grad_enabled(), module.training))
-    )
+    model.recurrence.register_forward_hook(lambda module, *_: modes.append((torch.is_grad_enabled(), module.training)))
     for dropout in (False, True):
         modes.clear()
         loss_of(MinimumRisk(samples=4, dropout=dropout, max_length=6), model, sourced())
@@ -438,9 +416,7 @@ def test_cross_entropy_can_be_added(gold: bool) -> None:
     model, batch = network("lstm"), sourced()
     plain, mixed = (loss_of(MinimumRisk(samples=5, gold=gold, mix=mix), model, batch) for mix in (0.0, 0.3))
     per_example = [
-        CrossEntropy()(
-            model, batch.select(torch.tensor([row])), progress=Progress(), rng=torch.Generator()
-        ).mean
+        CrossEntropy()(model, batch.select(torch.tensor([row])), progress=Progress(), rng=torch.Generator()).mean
         for row in range(3)
     ]
     torch.testing.assert_close(mixed.total, plain.total + 0.3 * torch.stack(per_example).sum())
@@ -532,6 +508,6 @@ def test_recipes_can_name_the_costs_alone() -> None:
 def test_streams_of_samples_are_told_apart() -> None:
     objective, batch = MinimumRisk(samples=3), batch_of([[3, 2]] * 400)
     keys = objective.sampler().keys(batch, torch.Generator().manual_seed(0))
-    numbers = streams.uniform(keys, 0).unflatten(0, (400, 3))
+    numbers = random_streams.uniform(keys, 0).unflatten(0, (400, 3))
     correlations = torch.corrcoef(numbers.T) - torch.eye(3)
     assert correlations.abs().max() < 0.15

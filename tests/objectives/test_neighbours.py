@@ -1,7 +1,5 @@
 """Distributions around the gold: draws and log-probabilities against enumeration."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter
@@ -16,9 +14,9 @@ from rapidfuzz.distance import Levenshtein
 from scipy.stats import chisquare
 from torch import Tensor
 
-from unforced import streams
-from unforced.objectives._neighbours import EditProposal, HammingProposal, Pool, editable
-from unforced.objectives._outputs import END, as_lists
+from unforced.objectives.smoothing.outputs import END, as_lists
+from unforced.objectives.smoothing.proposals import EditProposal, HammingProposal, Pool, editable
+from unforced.ops import random_streams
 from unforced.types import Batch, Symbols
 
 SYMBOLS = Symbols(pad=0, bos=1, eos=2, banned=(0, 1))
@@ -39,8 +37,8 @@ def around(kind: Any, batch: Batch, tau: float, which: Any = "all", size: int = 
 
 
 def keys(batch: Batch, count: int, seed: int = 0) -> Tensor:
-    own = streams.keys(batch, torch.Generator().manual_seed(seed))
-    return streams.branch(own.unsqueeze(1), torch.arange(count))
+    own = random_streams.keys(batch, torch.Generator().manual_seed(seed))
+    return random_streams.branch(own.unsqueeze(1), torch.arange(count))
 
 
 def agrees(drawn: Sequence[Sequence[int]], chances: dict[tuple[int, ...], float]) -> None:
@@ -58,9 +56,7 @@ def agrees(drawn: Sequence[Sequence[int]], chances: dict[tuple[int, ...], float]
     assert len(found) == 1 or chisquare(found, expected).pvalue > 1e-3
 
 
-def hamming_chances(
-    gold: Sequence[int], pool: Sequence[int], tau: float
-) -> tuple[dict[tuple[int, ...], float], float]:
+def hamming_chances(gold: Sequence[int], pool: Sequence[int], tau: float) -> tuple[dict[tuple[int, ...], float], float]:
     """r over V_sub^T, with the end symbol in its place, and log Z, by the definition."""
     bodies = [t for t in gold if t != 2]
     end = [2] if 2 in gold else []
@@ -174,9 +170,7 @@ def test_long_outputs_and_large_vocabularies_are_finite(kind: Any, tau: float) -
     assert (log_probs <= 1e-9).all()
     if kind is HammingProposal:
         log_a = math.log(31_996) - 1 / tau
-        assert proposal.log_z[0].item() == pytest.approx(
-            100 * (max(log_a, 0) + math.log1p(math.exp(-abs(log_a))))
-        )
+        assert proposal.log_z[0].item() == pytest.approx(100 * (max(log_a, 0) + math.log1p(math.exp(-abs(log_a)))))
         changes = [
             (found != proposal.gold.unsqueeze(1)).sum(dim=2)[0].double().mean().item()
             for found in (proposal.draw(keys(batch, 200)), proposal.stratified(keys(batch, 200)))

@@ -1,7 +1,5 @@
 """Noise-contrastive estimation: noise that is what it says, the loss by loops, and its optimum in closed form."""
 
-from __future__ import annotations
-
 import math
 from itertools import product
 from types import SimpleNamespace
@@ -14,15 +12,14 @@ from masked_toy import ENDED, ended, slow_energy, strings, toy
 from scipy.stats import chisquare
 from torch import Tensor
 
-from unforced import streams
 from unforced.energy import energies
 from unforced.energy.partition import log_partition
 from unforced.errors import InputError
-from unforced.models.causal import Causal
 from unforced.models.field import Field
 from unforced.models.masked import Masked
-from unforced.objectives._noise import Counts, OfModel
-from unforced.objectives.noise_contrastive import NoiseContrastive, binary_losses, ranking_losses
+from unforced.models.transformer import Causal
+from unforced.objectives.noise_contrastive import Counts, NoiseContrastive, OfModel, binary_losses, ranking_losses
+from unforced.ops import random_streams
 from unforced.types import Batch, Encoded, Loss, Progress, Sizes
 
 BATCH = ended([3, 4, 5], [5, 3], [4])
@@ -68,7 +65,7 @@ def test_noise_sums_to_one_and_draws_what_it_says(name: str) -> None:
     probabilities = noise.log_prob(every, every.gold).exp()
     assert float(probabilities.sum()) == pytest.approx(1)
     one, times = ended([3, 3, 3]), 20_000
-    draws = noise.draw(one, streams.keys(one, torch.Generator().manual_seed(1)), times)
+    draws = noise.draw(one, random_streams.keys(one, torch.Generator().manual_seed(1)), times)
     assert draws.tokens.shape == (times, 4)
     assert (draws.tokens[:, 3] == 2).all()
     numbers = ((draws.tokens[:, :3] - 3) * torch.tensor([9, 3, 1])).sum(dim=1)
@@ -90,7 +87,7 @@ def test_bigrams_are_the_counts() -> None:
 @pytest.mark.parametrize("name", NOISES)
 def test_noise_belongs_to_the_examples(name: str) -> None:
     """Whatever the order, the company and the padding."""
-    noise, keys = NOISES[name], streams.keys(BATCH, torch.Generator().manual_seed(1))
+    noise, keys = NOISES[name], random_streams.keys(BATCH, torch.Generator().manual_seed(1))
     whole = noise.draw(BATCH, keys, 2)
     for b in range(3):
         one = energies.cut(BATCH.select(torch.tensor([b])), int(BATCH.mask[b].sum()))
@@ -110,7 +107,7 @@ def test_it_is_the_loop(form: Any, kind: Any) -> None:
     ).fitted(CODEC, EXAMPLES)
     loss = loss_of(objective, model, BATCH, 4)
     noise = NOISES["bigram"]
-    draws = noise.draw(BATCH, streams.keys(BATCH, torch.Generator().manual_seed(4)), k)
+    draws = noise.draw(BATCH, random_streams.keys(BATCH, torch.Generator().manual_seed(4)), k)
     expected = torch.zeros((), dtype=torch.float64)
 
     def ratio(b: int, tokens: Tensor) -> Tensor:
@@ -182,8 +179,7 @@ def test_log_z_is_fixed_or_learnt() -> None:
     assert (gradient[1:] != 0).all()
     model.normalizer.table.data[1:] = torch.tensor([0.4, 0.4, 0.4])
     torch.testing.assert_close(
-        loss_of(learnt, model, BATCH).total,
-        loss_of(NoiseContrastive(noise="uniform", log_z=0.4), model, BATCH).total,
+        loss_of(learnt, model, BATCH).total, loss_of(NoiseContrastive(noise="uniform", log_z=0.4), model, BATCH).total
     )
     with pytest.raises(InputError, match="a fixed log_z needs a model with log_z"):
         loss_of(learnt, toy(6), BATCH)

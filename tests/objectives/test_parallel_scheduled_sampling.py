@@ -1,7 +1,5 @@
 """Parallel scheduled sampling: theorem 2.1 by enumeration, and what its passes may and may not touch."""
 
-from __future__ import annotations
-
 from itertools import product
 from typing import Any
 
@@ -10,16 +8,15 @@ import torch
 from scipy.stats import chi2_contingency, chisquare
 from torch import Tensor
 
-from unforced import streams
 from unforced.errors import InputError
-from unforced.models.causal import Causal
 from unforced.models.lstm import LSTM
 from unforced.models.toy import Toy
-from unforced.models.transformer import Transformer
-from unforced.objectives._feeding import PICKS, coins
+from unforced.models.transformer import Causal, Transformer
 from unforced.objectives.cross_entropy import CrossEntropy
+from unforced.objectives.feeding import PICKS, coins
 from unforced.objectives.parallel_scheduled_sampling import ParallelScheduledSampling
 from unforced.objectives.scheduled_sampling import ScheduledSampling
+from unforced.ops import random_streams
 from unforced.types import Batch, Loss, Progress, Sizes, Symbols
 
 FREE = Symbols(pad=0, bos=0, eos=None)  # three tokens, each of which may be emitted
@@ -39,7 +36,7 @@ def three_tokens(rows: int = N) -> Batch:
 
 
 def mixed(objective: ParallelScheduledSampling, model: Any, batch: Batch, seed: int = 0) -> Tensor:
-    keys = streams.keys(batch, torch.Generator().manual_seed(seed))
+    keys = random_streams.keys(batch, torch.Generator().manual_seed(seed))
     prefix, _ = objective.mixed(model, batch, model.start(batch), keys, objective.p)
     return prefix
 
@@ -81,10 +78,10 @@ def test_with_fewer_passes_they_are_not(passes: int) -> None:
 def test_enough_passes_equal_sequential_scheduled_sampling_in_distribution() -> None:
     model, batch = toy(2), three_tokens()
     parallel = counts(mixed(ParallelScheduledSampling(passes=3, p=0.6), model, batch))
-    keys = streams.keys(batch, torch.Generator().manual_seed(9))
+    keys = random_streams.keys(batch, torch.Generator().manual_seed(9))
     sequential = counts(
         ScheduledSampling(feed="sample").roll_out(
-            model, batch, model.start(batch), coins(keys, batch, 0.4), streams.branch(keys, PICKS)
+            model, batch, model.start(batch), coins(keys, batch, 0.4), random_streams.branch(keys, PICKS)
         )
     )
     seen = (parallel + sequential) > 10
@@ -112,9 +109,7 @@ def test_one_pass_picks_each_token_given_gold_before_it() -> None:
     prefix = mixed(ParallelScheduledSampling(p=1.0), model, batch)
     assert prefix.tolist() == [[1, 2, 4, 6, 4]]
     again = mixed(ParallelScheduledSampling(p=1.0, passes=2), model, batch)
-    assert again.tolist() == [
-        [1, 2, 3, 5, 7]
-    ]  # the second pass reads the first one's tokens and keeps its first
+    assert again.tolist() == [[1, 2, 3, 5, 7]]  # the second pass reads the first one's tokens and keeps its first
 
 
 def run(objective: Any, model: Any, batch: Batch, **progress: Any) -> Loss:
@@ -124,9 +119,7 @@ def run(objective: Any, model: Any, batch: Batch, **progress: Any) -> Loss:
 def ragged(symbols: Symbols = SYMBOLS) -> Batch:
     gold = torch.tensor([[3, 4, 5, 6, 2], [5, 2, 0, 0, 0], [4, 4, 2, 0, 0]])
     source = torch.tensor([[1, 2], [3, 0], [2, 2]])
-    return Batch.of_gold(
-        gold, gold != 0, symbols, source=source, source_mask=source != 0, ids=torch.arange(3)
-    )
+    return Batch.of_gold(gold, gold != 0, symbols, source=source, source_mask=source != 0, ids=torch.arange(3))
 
 
 def test_what_may_not_be_touched_is_not() -> None:

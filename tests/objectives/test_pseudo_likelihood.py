@@ -1,7 +1,5 @@
 """Pseudo-likelihood and KL projection against plain loops, and the thesis's conditionals that belong to no joint."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -12,14 +10,13 @@ from masked_toy import ended, slow_conditional, strings, toy
 from safetensors.torch import save_file
 from torch import Tensor
 
-from unforced.energy import conditionals, energies
-from unforced.energy.conditionals import true_conditionals
+from unforced.energy import energies, partition
 from unforced.energy.factored import shares_contexts
-from unforced.energy.partition import Partition
+from unforced.energy.partition import Partition, true_conditionals
 from unforced.errors import InputError
 from unforced.models.field import Field
-from unforced.objectives._masked import free_conditionals
 from unforced.objectives.kl_projection import KLProjection
+from unforced.objectives.masked import free_conditionals
 from unforced.objectives.pseudo_likelihood import PseudoLikelihood
 from unforced.types import Batch, Loss, Progress, Sizes
 
@@ -43,9 +40,7 @@ def gradient(loss: Tensor, model: torch.nn.Module) -> Tensor:
 @pytest.mark.parametrize("kind", KINDS)
 def test_pseudo_likelihood_is_the_loop(kind: Any, rows: int) -> None:
     model = toy(6)
-    expected = -sum(
-        slow_conditional(model, BATCH, b, t, kind)[BATCH.gold[b, t] - 3] for b, t in positions(BATCH)
-    )
+    expected = -sum(slow_conditional(model, BATCH, b, t, kind)[BATCH.gold[b, t] - 3] for b, t in positions(BATCH))
     loss = loss_of(PseudoLikelihood(energy=kind, rows=rows), model, BATCH)
     assert loss.count == 6
     torch.testing.assert_close(loss.total, expected)
@@ -59,22 +54,19 @@ def test_positions_drawn_have_the_right_mean() -> None:
         one = BATCH.select(torch.tensor([b]))
         n = int(energies.variables(one).sum())
         found = {
-            round(float(loss_of(PseudoLikelihood(positions=1), model, one, s).total.detach()), 9)
-            for s in range(40)
+            round(float(loss_of(PseudoLikelihood(positions=1), model, one, s).total.detach()), 9) for s in range(40)
         }
         assert len(found) == n
         whole = float(loss_of(PseudoLikelihood(), model, one).total.detach())
         assert sum(found) / n == pytest.approx(whole)
-        assert float(loss_of(PseudoLikelihood(positions=5), model, one).total.detach()) == pytest.approx(
-            whole
-        )
+        assert float(loss_of(PseudoLikelihood(positions=5), model, one).total.detach()) == pytest.approx(whole)
 
 
 @pytest.mark.parametrize("worth", [0, 8])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_shortcuts_of_a_field(kind: Any, worth: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """One pass for a sequence, or a table of all sequences: values and gradients of masked copies one by one."""
-    monkeypatch.setattr(conditionals, "WORTH", worth)
+    monkeypatch.setattr(partition, "WORTH", worth)
     torch.manual_seed(0)
     model = Field(hidden=5, embedding=4).build(Sizes(target=6)).double()
     model.bias.data.normal_()
@@ -160,9 +152,7 @@ def thesis() -> tuple[Any, Batch]:
     batch = strings(2, letters=2)
     model = toy(4)
     model.table.data.zero_()
-    model.table.data[4:6, :2] = (
-        torch.tensor([[0.99, 0.01], [0.01, 0.99]]).double().log()
-    )  # what stands behind
+    model.table.data[4:6, :2] = torch.tensor([[0.99, 0.01], [0.01, 0.99]]).double().log()  # what stands behind
     return model, batch
 
 

@@ -1,7 +1,5 @@
 """Scheduled sampling at its edges: extreme temperatures, models that have diverged, gradients of a part, narrow numbers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -16,9 +14,7 @@ from unforced.types import Batch, Progress, Sizes, Symbols
 
 SPECS = {
     "lstm": LSTM(hidden=8, embedding=8, dropout=0.0),
-    "transformer": Transformer(
-        width=8, heads=2, encoder_layers=1, decoder_layers=1, feedforward=16, dropout=0.0
-    ),
+    "transformer": Transformer(width=8, heads=2, encoder_layers=1, decoder_layers=1, feedforward=16, dropout=0.0),
 }
 
 
@@ -126,9 +122,7 @@ def test_schedules_that_leave_their_range_are_refused_at_once(options: dict[str,
 
 def test_schedules_that_only_come_near_its_end_are_not() -> None:
     for rate, late in ((0.5, 1e-300), (1.5, 1e300)):
-        made = unforced.objective(
-            "scheduled_sampling", feed="soft_argmax", alpha={"name": "exponential", "rate": rate}
-        )
+        made = unforced.objective("scheduled_sampling", feed="soft_argmax", alpha={"name": "exponential", "rate": rate})
         value = made.alpha(Progress(epoch=1e9))
         assert 0 < value < float("inf")
         assert (value < late) == (rate < 1)

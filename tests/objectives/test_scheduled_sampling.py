@@ -1,7 +1,5 @@
 """Scheduled sampling against closed forms on transition tables, and its soft forms against their limits."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -11,16 +9,16 @@ import torch
 from scipy.stats import binomtest, chisquare
 from torch import Tensor
 
-from unforced import streams
 from unforced.errors import InputError
 from unforced.models.lstm import LSTM
 from unforced.models.toy import Toy
 from unforced.models.transformer import Transformer
 from unforced.objectives import scheduled_sampling
-from unforced.objectives._feeding import COINS, PICKS, coins
 from unforced.objectives.cross_entropy import CrossEntropy
+from unforced.objectives.feeding import COINS, PICKS, coins
 from unforced.objectives.scheduled_sampling import ScheduledSampling
-from unforced.schedules import Always, InverseSigmoid, Linear
+from unforced.objectives.schedules import Always, InverseSigmoid, Linear
+from unforced.ops import random_streams
 from unforced.types import Batch, Loss, Progress, Sizes, Symbols
 
 SYMBOLS = Symbols(pad=0, bos=1, eos=2, banned=(0, 1))
@@ -53,9 +51,9 @@ def loss_of(objective: Any, model: Any, batch: Batch, seed: int = 0, epoch: floa
 
 
 def rolled(objective: ScheduledSampling, model: Any, batch: Batch, mixing: float, seed: int = 0) -> Tensor:
-    keys = streams.keys(batch, torch.Generator().manual_seed(seed))
+    keys = random_streams.keys(batch, torch.Generator().manual_seed(seed))
     replaced = coins(keys, batch, mixing)
-    return objective.roll_out(model, batch, model.start(batch), replaced, streams.branch(keys, PICKS))
+    return objective.roll_out(model, batch, model.start(batch), replaced, random_streams.branch(keys, PICKS))
 
 
 def expected_loss(model: Any, prefix: Tensor, gold: Tensor, mask: Tensor) -> Tensor:
@@ -78,7 +76,7 @@ def test_the_model_is_fed_its_own_chain_and_not_one_off() -> None:
 def test_a_gold_token_in_between_restarts_the_chain() -> None:
     model, batch = successor(), make_batch(64, gold=(6, 4, 6, 4, 2))
     prefix = rolled(ScheduledSampling(feed="argmax"), model, batch, 0.5)
-    keys = streams.keys(batch, torch.Generator().manual_seed(0))
+    keys = random_streams.keys(batch, torch.Generator().manual_seed(0))
     replaced = coins(keys, batch, 0.5)
     follows = {1: 3, 3: 4, 4: 5, 5: 6, 6: 7, 7: 7}
     for row in range(64):
@@ -89,15 +87,13 @@ def test_a_gold_token_in_between_restarts_the_chain() -> None:
 
 def test_there_is_a_coin_for_every_token() -> None:
     batch = make_batch(4000)
-    tossed = coins(streams.keys(batch, torch.Generator().manual_seed(1)), batch, 0.7)
+    tossed = coins(random_streams.keys(batch, torch.Generator().manual_seed(1)), batch, 0.7)
     assert not tossed[:, -1].any()  # nobody is fed the last token
     fed = tossed[:, :-1]
     assert binomtest(int(fed.sum()), fed.numel(), 0.3).pvalue > 0.001
     # independent along rows: the number of model tokens in a row is binomial, with no all-or-nothing
     expected = torch.tensor([0.7**4, 4 * 0.3 * 0.7**3, 6 * 0.09 * 0.49, 4 * 0.027 * 0.7, 0.0081])
-    assert (
-        chisquare(fed.sum(1).bincount(minlength=5), expected.double() * 4000 / expected.sum()).pvalue > 0.001
-    )
+    assert chisquare(fed.sum(1).bincount(minlength=5), expected.double() * 4000 / expected.sum()).pvalue > 0.001
     # and across rows: a coin per step for the whole batch would have all rows alike
     assert fed.float().var(dim=0).min() > 0.15
 
@@ -149,12 +145,12 @@ def test_soft_sample_tends_to_feeding_the_gumbel_argmax() -> None:
     """With the same noise, α → ∞ feeds argmax(scores + noise) at every step; found here by hand on a table."""
     model, batch = toy(order=1, seed=3), make_batch(50)
     soft = loss_of(ScheduledSampling(feed="soft_sample", mixing=0.0, alpha=1e7), model, batch)
-    keys = streams.branch(streams.keys(batch, torch.Generator().manual_seed(0)), PICKS)
+    keys = random_streams.branch(random_streams.keys(batch, torch.Generator().manual_seed(0)), PICKS)
     prefix = batch.prefix.clone()
     for t in range(4):
         scores = model.table[prefix[:, t]].detach().clone()
         scores[:, [0, 1]] = -torch.inf
-        u = streams.uniform_rows(streams.branch(keys, t), 8).double()
+        u = random_streams.uniform_rows(random_streams.branch(keys, t), 8).double()
         prefix[:, t + 1] = (scores - torch.log(-torch.log(u))).argmax(-1)
     torch.testing.assert_close(soft.total, expected_loss(model, prefix, batch.gold, batch.mask))
     assert len(prefix.unique(dim=0)) > 20  # the rows' noise differs
@@ -206,13 +202,9 @@ def test_credit_reaches_earlier_scores_through_soft_inputs_and_not_through_hard_
 def test_cached_steps_equal_whole_passes(feed: Any) -> None:
     """The Transformer's steps with key/value state give the loss that feeding the same inputs at once gives."""
     torch.manual_seed(0)
-    model = (
-        Transformer(width=8, heads=2, feedforward=8, dropout=0.0).build(Sizes(target=8, source=4)).double()
-    )
+    model = Transformer(width=8, heads=2, feedforward=8, dropout=0.0).build(Sizes(target=8, source=4)).double()
     gold = torch.tensor([[3, 4, 5, 6, 2], [5, 3, 2, 0, 0]])
-    batch = Batch.of_gold(
-        gold, gold != 0, SYMBOLS, source=torch.tensor([[1, 2], [3, 3]]), ids=torch.arange(2)
-    )
+    batch = Batch.of_gold(gold, gold != 0, SYMBOLS, source=torch.tensor([[1, 2], [3, 3]]), ids=torch.arange(2))
     fed: list[Tensor] = []
     embed, mix, advance = model.embed, model.embed_mix, model.advance
 
@@ -242,14 +234,14 @@ def test_sparse_mixtures_and_deferred_gradients_change_nothing(
         model.combine.weight *= 20
     batch, objective = make_batch(6), ScheduledSampling(feed=feed, mixing=0.3, alpha=60.0)
     found, used = [], []
-    support = scheduled_sampling.relax.peaked_support
+    support = scheduled_sampling.relaxations.peaked_support
 
     def watched(*arguments: Any) -> Any:
         used.append(support(*arguments))
         return used[-1]
 
     for fast in (True, False):
-        monkeypatch.setattr(scheduled_sampling.relax, "peaked_support", watched if fast else lambda *_: None)
+        monkeypatch.setattr(scheduled_sampling.relaxations, "peaked_support", watched if fast else lambda *_: None)
         if not fast:
             monkeypatch.setattr(scheduled_sampling, "stepping", lambda _: nullcontext())
         model.zero_grad()
@@ -313,12 +305,7 @@ class NoMixing:
 
     def __init__(self) -> None:
         model = toy()
-        self.start, self.embed, self.advance, self.score = (
-            model.start,
-            model.embed,
-            model.advance,
-            model.score,
-        )
+        self.start, self.embed, self.advance, self.score = (model.start, model.embed, model.advance, model.score)
 
 
 def test_a_model_that_lacks_something_is_told_what() -> None:
@@ -350,7 +337,7 @@ def test_streams_are_told_apart() -> None:
     assert (
         abs(
             torch.corrcoef(
-                torch.stack([streams.uniform(streams.branch(keys, s), 0) for s in (COINS, PICKS)])
+                torch.stack([random_streams.uniform(random_streams.branch(keys, s), 0) for s in (COINS, PICKS)])
             )[0, 1]
         )
         < 0.1

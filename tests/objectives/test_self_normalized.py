@@ -1,7 +1,5 @@
 """Self-normalisation: closed forms on a table, the gradient, and what training does to the normaliser."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -61,10 +59,7 @@ def test_the_loss_is_a_table_look_up() -> None:
 def test_normalised_scores_pay_nothing() -> None:
     model = Toy(order=1).build(Sizes(target=5)).double()
     model.table.data = model.table.data.log_softmax(dim=-1)
-    loss, plain = (
-        SelfNormalized(7.0)(model, one([3, 4, 2]), **HERE),
-        CrossEntropy()(model, one([3, 4, 2]), **HERE),
-    )
+    loss, plain = (SelfNormalized(7.0)(model, one([3, 4, 2]), **HERE), CrossEntropy()(model, one([3, 4, 2]), **HERE))
     torch.testing.assert_close(loss.total, plain.total)
     assert mean(loss, "log_z") == pytest.approx(0, abs=1e-12)
 

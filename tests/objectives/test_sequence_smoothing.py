@@ -1,7 +1,5 @@
 """Sequence-level smoothing against enumeration, closed forms, and outputs that are scored one by one."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random
@@ -15,24 +13,25 @@ import torch
 from sacrebleu.metrics import BLEU
 from torch import Tensor
 
-from unforced import streams
 from unforced.errors import InputError
-from unforced.metrics.cider import Cider, _counts
-from unforced.models.causal import Causal
+from unforced.metrics.text import Cider, _counts
 from unforced.models.lstm import LSTM
 from unforced.models.toy import Toy
-from unforced.models.transformer import Transformer
-from unforced.objectives import _drawing, _smoothed, sequence_smoothing
-from unforced.objectives._outputs import END, as_lists
-from unforced.objectives._rewards import Documents, cider_cost, distances
+from unforced.models.transformer import Causal, Transformer
+from unforced.objectives import sequence_smoothing
 from unforced.objectives.cross_entropy import CrossEntropy
-from unforced.objectives.protocol import fitted
 from unforced.objectives.sequence_smoothing import Draws, SequenceSmoothing
+from unforced.objectives.smoothing import drawing
+from unforced.objectives.smoothing import targets as smoothing_targets
+from unforced.objectives.smoothing.outputs import END, as_lists
+from unforced.objectives.smoothing.rewards import Documents, cider_cost, distances
 from unforced.objectives.token_sequence_smoothing import TokenSequenceSmoothing
 from unforced.objectives.token_smoothing import TokenSmoothing
-from unforced.schema import build, to_mapping
-from unforced.tasks.segment import TextCoder
+from unforced.ops import random_streams
+from unforced.protocols import fitted
+from unforced.recipes.fields import build, to_mapping
 from unforced.tasks.text import PairCodec
+from unforced.tasks.tokenization import TextCoder
 from unforced.types import Batch, Encoded, Example, Loss, Progress, Sizes, Symbols
 
 SYMBOLS = Symbols(pad=0, bos=1, eos=2, banned=(0, 1))
@@ -41,9 +40,7 @@ SPECS = {
     "lstm": LSTM(hidden=6, embedding=5, dropout=0.0),
     "fed": LSTM(hidden=6, embedding=5, dropout=0.0, input_feeding=True),
     "tagger": LSTM(hidden=6, embedding=5, dropout=0.0, attention="fixed"),
-    "transformer": Transformer(
-        width=8, heads=2, encoder_layers=1, decoder_layers=1, feedforward=8, dropout=0.0
-    ),
+    "transformer": Transformer(width=8, heads=2, encoder_layers=1, decoder_layers=1, feedforward=8, dropout=0.0),
 }
 
 
@@ -89,7 +86,7 @@ def drawn(objective: SequenceSmoothing, model: Any, batch: Batch, seed: int = 0)
     """The outputs that ``loss_of`` learns from."""
     rng = torch.Generator().manual_seed(seed)
     size = objective.size(model, batch, model.start(batch))
-    return objective.drawing.draws(batch, size, streams.keys(batch, rng))
+    return objective.drawing.draws(batch, size, random_streams.keys(batch, rng))
 
 
 def metric(loss: Loss, name: str) -> float:
@@ -183,9 +180,7 @@ def test_cider_against_the_coco_caption_scorer() -> None:
     )
     documents = Documents(len(corpus), {gram: n for gram, n in frequency.items() if n > 1})  # type: ignore[misc]
     for output, references, wanted in corpus:
-        scores = [
-            10 * (1 - cider_cost(numbers(reference), documents)(numbers(output))) for reference in references
-        ]
+        scores = [10 * (1 - cider_cost(numbers(reference), documents)(numbers(output))) for reference in references]
         assert sum(scores) / len(scores) == pytest.approx(wanted, abs=1e-9)
 
 
@@ -209,9 +204,7 @@ def test_documents_are_counted_once_each() -> None:
     )
     assert Documents.of(CORPUS, end=2) == (6, {gram: n for gram, n in every.items() if n > 1})
     assert Documents.of([[2]], end=2) == (1, {})
-    within = Documents.of(
-        [[5, 2, 6, 2], [7, 2, 6, 2]], end=2
-    )  # as the costs have it, only the last end is left out
+    within = Documents.of([[5, 2, 6, 2], [7, 2, 6, 2]], end=2)  # as the costs have it, only the last end is left out
     assert within == (2, {(2,): 2, (6,): 2, (2, 6): 2})
 
 
@@ -224,9 +217,7 @@ def target(
     """r(y | y*) over all outputs that the proposal may draw, without their end symbols."""
     lengths = [len(gold)] if objective.proposal == "hamming" else range(limit + 1)
     d = DISTANCES[objective.reward]
-    weights = {
-        y: math.exp(-d(y, gold) / objective.tau) for n in lengths for y in itertools.product(pool, repeat=n)
-    }
+    weights = {y: math.exp(-d(y, gold) / objective.tau) for n in lengths for y in itertools.product(pool, repeat=n)}
     z = sum(weights.values())
     return {y: w / z for y, w in weights.items()}
 
@@ -246,16 +237,12 @@ def target(
     ],
     ids=str,
 )
-def test_weighed_samples_converge_to_the_enumerated_expectation(
-    fields: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weighed_samples_converge_to_the_enumerated_expectation(fields: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """−Σ_y r(y) log p(y) over all outputs, two tokens (3 and 4) and a gold of three (two for edits)."""
-    monkeypatch.setattr(_drawing, "INSERTIONS", 1)  # so that outputs have at most 2T + 1 tokens
+    monkeypatch.setattr(drawing, "INSERTIONS", 1)  # so that outputs have at most 2T + 1 tokens
     gold = [3, 4] if fields.get("proposal") == "edit" else [3, 4, 4]
     model, batch = toy(5), batch_of([[*gold, 2]])
-    objective = SequenceSmoothing(samples=3000, **fields).fitted(
-        codec_of(5), [Encoded(None, d) for d in CORPUS]
-    )
+    objective = SequenceSmoothing(samples=3000, **fields).fitted(codec_of(5), [Encoded(None, d) for d in CORPUS])
     chances = target(objective, gold, [3, 4], 2 * len(gold) + 1)
     table = model.table.detach()
     costs = {y: -table_log_probs(table, gold if objective.lazy else y, [*y, 2]).sum().item() for y in chances}
@@ -275,9 +262,7 @@ def test_weighed_samples_converge_to_the_enumerated_expectation(
         mean = sum(p * DISTANCES[objective.reward](y, gold) for y, p in chances.items())
         assert metric(loss, "distance") == pytest.approx(mean, rel=0.1)
     frequency = Counter(outputs)
-    for y, p in sorted(chances.items(), key=lambda item: -item[1])[
-        :4
-    ]:  # the weights are right, output by output
+    for y, p in sorted(chances.items(), key=lambda item: -item[1])[:4]:  # the weights are right, output by output
         mass = weights[[i for i, output in enumerate(outputs) if output == y]].sum().item()
         assert mass == pytest.approx(p, rel=0.25), (y, frequency[y])
 
@@ -306,9 +291,7 @@ def lazy_expectation(objective: SequenceSmoothing, table: Tensor, gold: list[int
 def test_lazy_hamming_in_closed_form(vocabulary: Any, mix: float) -> None:
     """Against enumeration, loss and gradient, and against the mean of many lazy samples."""
     golds = [[3, 4, 3], [6, 3], [4]]
-    references = torch.tensor(
-        [[3, 5, 5], [5, 6, 4], [4, 0, 0]]
-    )  # the gold of the first has 4, which isn't in it
+    references = torch.tensor([[3, 5, 5], [5, 6, 4], [4, 0, 0]])  # the gold of the first has 4, which isn't in it
     pools = {"all": [[3, 4, 5, 6]] * 3, "batch": [[3, 4, 6]] * 3, "references": [[3, 5], [4, 5, 6], [4]]}
     model, batch = toy(7), batch_of([[*gold, 2] for gold in golds], references=references)
     exact = SequenceSmoothing(tau=0.8, mix=mix, vocabulary=vocabulary, lazy=True, samples=None)
@@ -324,10 +307,7 @@ def test_lazy_hamming_in_closed_form(vocabulary: Any, mix: float) -> None:
     )
     torch.testing.assert_close(loss.total, expected, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(
-        torch.autograd.grad(loss.total, model.table)[0],
-        torch.autograd.grad(expected, table)[0],
-        rtol=1e-5,
-        atol=1e-6,
+        torch.autograd.grad(loss.total, model.table)[0], torch.autograd.grad(expected, table)[0], rtol=1e-5, atol=1e-6
     )
     many = SequenceSmoothing(tau=0.8, mix=mix, vocabulary=vocabulary, lazy=True, samples=20_000)
     sampled = loss_of(many, model, batch)
@@ -363,9 +343,7 @@ def one_by_one(objective: SequenceSmoothing, model: Any, batch: Batch, draws: Dr
     for example in range(len(batch)):
         gold = batch.gold[example][batch.mask[example]].tolist()
         outputs = [(1 - objective.mix, gold)]
-        outputs += [
-            (objective.mix * w, y) for w, y in zip(draws.weights[example], as_lists(draws.outputs[example]))
-        ]
+        outputs += [(objective.mix * w, y) for w, y in zip(draws.weights[example], as_lists(draws.outputs[example]))]
         for weight, output in outputs:
             tokens = torch.tensor([output])
             alone = Batch.of_gold(
@@ -383,9 +361,7 @@ def assert_same(model: Any, loss: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(loss, expected, rtol=1e-9, atol=1e-9)
     parameters = list(model.parameters())
     for (key, _), mine, wanted in zip(
-        model.named_parameters(),
-        torch.autograd.grad(loss, parameters),
-        torch.autograd.grad(expected, parameters),
+        model.named_parameters(), torch.autograd.grad(loss, parameters), torch.autograd.grad(expected, parameters)
     ):
         torch.testing.assert_close(mine, wanted, rtol=1e-7, atol=1e-9, msg=key)
 
@@ -444,7 +420,7 @@ def test_equation_14(name: str, lazy: bool) -> None:
                 here = batch.mask[row]
                 scores = model.score(features[row][here])
                 wanted, _ = token.target(model, SYMBOLS, tokens[row][here], scores)
-                losses, _ = _smoothed.smoothed_nll(scores, tokens[row][here], wanted)
+                losses, _ = smoothing_targets.smoothed_nll(scores, tokens[row][here], wanted)
                 expected = expected + weight[row] * losses.sum()
     else:
         expected = one_by_one(sequence, model, batch, draws, lambda alone: loss_of(token, model, alone).total)
@@ -485,8 +461,7 @@ def test_tau_towards_zero_is_cross_entropy(fields: Any) -> None:
         model, batch = network(name), sourced()
         for tau in (0.0, 1e-3):
             loss, plain = (
-                loss_of(o, model, batch)
-                for o in (SequenceSmoothing(**{**fields, "tau": tau}), CrossEntropy())
+                loss_of(o, model, batch) for o in (SequenceSmoothing(**{**fields, "tau": tau}), CrossEntropy())
             )
             torch.testing.assert_close(loss.total, plain.total, rtol=1e-12, atol=1e-12)
             if tau == 0:
@@ -515,22 +490,18 @@ def test_with_full_weight_the_gold_is_not_fed(fields: Any, least: int, most: int
 
 @pytest.mark.parametrize("chunk", [10_000, 5])
 def test_many_samples_are_projected_a_part_at_a_time(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_smoothed, "CHUNK", chunk)
+    monkeypatch.setattr(smoothing_targets, "CHUNK", chunk)
     monkeypatch.setattr(sequence_smoothing, "CHUNK", chunk)
     model, batch = network("transformer"), sourced()
     most = []
     score = model.score
     model.score = lambda features: most.append(len(features)) or score(features)
     token = TokenSmoothing(tau=0.5, nearest=3)
-    objective = TokenSequenceSmoothing(
-        token, SequenceSmoothing(tau=2.0, mix=0.5, samples=20).fitted(codec_of(6))
-    )
+    objective = TokenSequenceSmoothing(token, SequenceSmoothing(tau=2.0, mix=0.5, samples=20).fitted(codec_of(6)))
     loss = loss_of(objective, model, batch)
     draws = drawn(objective.sequence, model, batch)
     assert max(most) > 60 if chunk > 5 else max(most) == 5
-    expected = one_by_one(
-        objective.sequence, model, batch, draws, lambda alone: loss_of(token, model, alone).total
-    )
+    expected = one_by_one(objective.sequence, model, batch, draws, lambda alone: loss_of(token, model, alone).total)
     assert_same(model, loss.total, expected)
 
 
@@ -540,18 +511,11 @@ def test_many_samples_are_projected_a_part_at_a_time(chunk: int, monkeypatch: py
 @pytest.mark.parametrize("proposal", ["hamming", "edit"])
 def test_only_words_stand_in_for_others(proposal: Any) -> None:
     """Not the unknown word, once the objective knows it, and never padding, start or end symbols."""
-    batch = batch_of(
-        [[4, 3, 5, 2], [5, 2], [3, 4, 2]], references=torch.tensor([[4, 3, 0], [2, 7, 6], [3, 4, 1]])
-    )
+    batch = batch_of([[4, 3, 5, 2], [5, 2], [3, 4, 2]], references=torch.tensor([[4, 3, 0], [2, 7, 6], [3, 4, 1]]))
     model = toy(9)
-    for vocabulary, known, unknown in (
-        ("all", {4, 5, 6, 7, 8}, {3, 4, 5, 6, 7, 8}),
-        ("batch", {4, 5}, {3, 4, 5}),
-    ):
+    for vocabulary, known, unknown in (("all", {4, 5, 6, 7, 8}, {3, 4, 5, 6, 7, 8}), ("batch", {4, 5}, {3, 4, 5})):
         plain = SequenceSmoothing(
-            tau=50.0
-            if proposal == "hamming"
-            else 0.55,  # more would be refused: it makes nothing but insertions
+            tau=50.0 if proposal == "hamming" else 0.55,  # more would be refused: it makes nothing but insertions
             reward="edit",
             samples=60,
             vocabulary=vocabulary,
@@ -622,9 +586,7 @@ def test_gradients_survive_autocast() -> None:
         model = network(name).float()
         token = TokenSmoothing(tau=0.5)
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            loss = loss_of(
-                TokenSequenceSmoothing(token, SequenceSmoothing(tau=2.0, mix=0.5)), model, sourced()
-            )
+            loss = loss_of(TokenSequenceSmoothing(token, SequenceSmoothing(tau=2.0, mix=0.5)), model, sourced())
         loss.total.backward()
         for key, parameter in model.named_parameters():
             assert parameter.grad is not None, key
@@ -681,9 +643,7 @@ def test_real_vocabularies_and_every_kind_of_model(tokens: Any, name: str) -> No
     own = [
         set(itertools.chain(*as_lists(rows)))
         for rows in drawn(
-            SequenceSmoothing(tau=9.0, vocabulary="references", samples=99).fitted(codec, examples),
-            model,
-            batch,
+            SequenceSmoothing(tau=9.0, vocabulary="references", samples=99).fitted(codec, examples), model, batch
         ).outputs
     ]
     for seen, example, row in zip(own, examples, batch.gold):
@@ -708,10 +668,7 @@ def test_real_vocabularies_and_every_kind_of_model(tokens: Any, name: str) -> No
             "samples must be a whole number of at least 2, not 1: with this reward samples are weighed, and a lone one weighs one",
         ),
         ({"samples": None}, "samples can be none only with lazy"),
-        (
-            {"samples": None, "lazy": True, "reward": "bleu"},
-            "samples can be none only with lazy and a Hamming",
-        ),
+        ({"samples": None, "lazy": True, "reward": "bleu"}, "samples can be none only with lazy and a Hamming"),
         ({"proposal_tau": 0.0}, "proposal_tau must be positive"),
         ({"samples": 3, "reward": "bleu"}, "with reward bleu a proposal_tau must be given"),
         ({"samples": 3, "reward": "cider"}, "with reward cider a proposal_tau must be given"),
@@ -753,8 +710,7 @@ def test_recipes_can_say_all_of_it() -> None:
         },
     )
     assert found == TokenSequenceSmoothing(
-        TokenSmoothing(tau=0.1, vectors="co-occurrence"),
-        SequenceSmoothing(reward="cider", samples=5, proposal_tau=0.2),
+        TokenSmoothing(tau=0.1, vectors="co-occurrence"), SequenceSmoothing(reward="cider", samples=5, proposal_tau=0.2)
     )
     assert to_mapping(found)["sequence"]["proposal"] == "hamming"
     assert build(TokenSequenceSmoothing, to_mapping(found)) == found

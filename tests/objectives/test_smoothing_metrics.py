@@ -1,7 +1,5 @@
 """What the metrics of loss smoothing tell: samples as they are drawn, tokens by their weight."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +7,9 @@ import pytest
 import torch
 from smoothing_toy import SIZE, codec, loss_of, model, rows
 
-from unforced.objectives._outputs import END
-from unforced.objectives._rewards import distances
 from unforced.objectives.sequence_smoothing import SequenceSmoothing
+from unforced.objectives.smoothing.outputs import END
+from unforced.objectives.smoothing.rewards import distances
 from unforced.objectives.token_sequence_smoothing import TokenSequenceSmoothing
 from unforced.objectives.token_smoothing import TokenSmoothing
 from unforced.types import Encoded
@@ -58,9 +56,7 @@ def test_both_levels_tell_what_tokens_give_away(lazy: bool) -> None:
     alone = loss_of(token, model(), batch).metrics["moved"]
     both = TokenSequenceSmoothing(token, SequenceSmoothing(tau=0.5, lazy=lazy, samples=3, mix=0.5))
     together = loss_of(both, model(), batch).metrics["moved"]
-    torch.testing.assert_close(
-        together[0] / together[1], alone[0] / alone[1]
-    )  # of uniform ones all give as much
+    torch.testing.assert_close(together[0] / together[1], alone[0] / alone[1])  # of uniform ones all give as much
     assert "moved" not in loss_of(SequenceSmoothing(tau=0.5, lazy=lazy), model(), batch).metrics
 
 

@@ -1,7 +1,5 @@
 """Loss smoothing where numbers are hard: scores of −inf, temperatures next to nothing, half precision."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -10,13 +8,12 @@ from smoothing_toy import SIZE, SYMBOLS, loss_of, model, rows
 from torch import Tensor
 
 from unforced.models.toy import Toy
-from unforced.objectives._nearest import near_words
-from unforced.objectives._outputs import END
-from unforced.objectives._rewards import distances
-from unforced.objectives._smoothed import Target, smoothed_nll
 from unforced.objectives.cross_entropy import CrossEntropy
 from unforced.objectives.label_smoothing import LabelSmoothing
 from unforced.objectives.sequence_smoothing import SequenceSmoothing
+from unforced.objectives.smoothing.outputs import END
+from unforced.objectives.smoothing.rewards import distances
+from unforced.objectives.smoothing.targets import Target, near_words, smoothed_nll
 from unforced.objectives.token_sequence_smoothing import TokenSequenceSmoothing
 from unforced.objectives.token_smoothing import TokenSmoothing
 from unforced.types import Sizes
@@ -117,9 +114,7 @@ def test_parallel_vectors_at_next_to_no_temperature() -> None:
     torch.manual_seed(0)
     for _ in range(20):  # whose products with themselves are one and a rounding error, up or down
         one = torch.nn.functional.normalize(torch.randn(1, 40), dim=1)
-        near = near_words(
-            one.expand(2, -1), torch.ones(2, dtype=torch.bool), torch.arange(2), tau=1e-9, count=2
-        )
+        near = near_words(one.expand(2, -1), torch.ones(2, dtype=torch.bool), torch.arange(2), tau=1e-9, count=2)
         assert (near.weights.amax(dim=1) >= 0.5).all()
         torch.testing.assert_close(near.weights.sum(dim=1), torch.ones(2))
 
@@ -145,9 +140,7 @@ def test_a_tau_next_to_nothing_takes_the_best_sample(longest: int | None) -> Non
 
 def test_the_nearest_sample_may_be_too_long_to_count() -> None:
     """The best of the others has all the weight then, however small τ is."""
-    objective = SequenceSmoothing(
-        reward="edit", tau=1e-300, proposal="edit", proposal_tau=0.33, samples=4, longest=5
-    )
+    objective = SequenceSmoothing(reward="edit", tau=1e-300, proposal="edit", proposal_tau=0.33, samples=4, longest=5)
     batch, keys = rows(*[[3, 4, 5, 6, 2]] * 6000), torch.arange(6000)
     drawn = objective.drawing.draws(batch, SIZE, keys)
     d = distances("edit", drawn.outputs, batch.gold, end=2)
@@ -156,9 +149,7 @@ def test_the_nearest_sample_may_be_too_long_to_count() -> None:
     best = fits & (d == least)
     assert ((d.amin(dim=1) < least.squeeze(1)) & (best.sum(dim=1) > 1)).any()
     assert torch.equal(drawn.weights > 0, best)
-    by_q = -objective.drawing.around(batch, SIZE).log_prob(
-        drawn.outputs
-    )  # several that are as near weigh 1 / q
+    by_q = -objective.drawing.around(batch, SIZE).log_prob(drawn.outputs)  # several that are as near weigh 1 / q
     torch.testing.assert_close(drawn.weights, by_q.masked_fill(~best, -torch.inf).softmax(dim=1))
 
 

@@ -1,7 +1,5 @@
 """What loss smoothing refuses or warns of, in sentences that name the remedy."""
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import replace
 from types import SimpleNamespace
@@ -28,9 +26,7 @@ def test_edit_proposals_refuse_several_ends_and_crowds() -> None:
         InputError, match=r"5 tokens would be mostly insertions: take a smaller proposal_tau \(at 0\.250"
     ):
         crowded.fitted(codec())
-    assert SequenceSmoothing(reward="edit", proposal="edit", samples=2, tau=2.0, proposal_tau=0.6).fitted(
-        codec()
-    )
+    assert SequenceSmoothing(reward="edit", proposal="edit", samples=2, tau=2.0, proposal_tau=0.6).fitted(codec())
 
 
 @pytest.mark.parametrize("vocabulary", ["batch", "references"])
@@ -70,12 +66,7 @@ def test_too_few_positions_for_edited_outputs_name_the_remedy() -> None:
     class Short(torch.nn.Module):
         def __init__(self, network: Any) -> None:
             super().__init__()
-            self.network, self.start, self.embed, self.score = (
-                network,
-                network.start,
-                network.embed,
-                network.score,
-            )
+            self.network, self.start, self.embed, self.score = (network, network.start, network.embed, network.score)
 
         def advance(self, state: Any, inputs: torch.Tensor) -> Any:
             if inputs.shape[1] > 4:
@@ -94,25 +85,14 @@ def test_too_few_positions_for_edited_outputs_name_the_remedy() -> None:
 def test_temperatures_at_which_nothing_or_nearly_all_changes_are_told_of() -> None:
     """The one that is named instead changes one token in ten."""
     names = ("<pad>", "<bos>", "<eos>", "<unk>", *(f"w{i}" for i in range(2000)))
-    for fields in (
-        {"tau": 0.05},
-        {"tau": 0.2},
-        {"tau": 0.01, "reward": "bleu", "proposal_tau": 0.2, "samples": 3},
-    ):
-        with pytest.warns(
-            UserWarning, match=r"tau 0\.\d+ \S+ of the tokens change to others of 2000; .* at 0\.102"
-        ):
+    for fields in ({"tau": 0.05}, {"tau": 0.2}, {"tau": 0.01, "reward": "bleu", "proposal_tau": 0.2, "samples": 3}):
+        with pytest.warns(UserWarning, match=r"tau 0\.\d+ \S+ of the tokens change to others of 2000; .* at 0\.102"):
             SequenceSmoothing(**fields).fitted(codec(names))  # type: ignore[arg-type]
     around = SequenceSmoothing(tau=0.102).fitted(codec(names)).drawing.around(rows([5, 2]), 2004)
     assert around.log_odds.sigmoid()[0, 0] == pytest.approx(0.1, rel=0.02)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for fields in (
-            {"tau": 0.102},
-            {"tau": 0.0},
-            {"tau": 9.0, "mix": 0.0},
-            {"tau": 9.0, "vocabulary": "batch"},
-        ):
+        for fields in ({"tau": 0.102}, {"tau": 0.0}, {"tau": 9.0, "mix": 0.0}, {"tau": 9.0, "vocabulary": "batch"}):
             SequenceSmoothing(**fields).fitted(codec(names))  # type: ignore[arg-type]
 
 

@@ -1,7 +1,5 @@
 """Loss smoothing of rows that are not just words and an end: gaps, special tokens, ids that mean nothing, bounds of length."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -12,13 +10,13 @@ from smoothing_toy import SIZE, SYMBOLS, codec, gapped, loss_of, model, rows
 
 from unforced.errors import InputError
 from unforced.models.toy import Toy
-from unforced.objectives._outputs import END, first_equal
-from unforced.objectives._rewards import distances
-from unforced.objectives._smoothed import smoothed_nll
-from unforced.objectives._vectors import unused
 from unforced.objectives.cross_entropy import CrossEntropy
 from unforced.objectives.label_smoothing import LabelSmoothing
 from unforced.objectives.sequence_smoothing import SequenceSmoothing
+from unforced.objectives.smoothing.outputs import END, first_equal
+from unforced.objectives.smoothing.rewards import distances
+from unforced.objectives.smoothing.targets import smoothed_nll
+from unforced.objectives.smoothing.word_vectors import unused
 from unforced.objectives.token_sequence_smoothing import TokenSequenceSmoothing
 from unforced.objectives.token_smoothing import TokenSmoothing
 from unforced.types import Encoded, Sizes
@@ -49,10 +47,7 @@ def test_samples_are_fed_behind_the_first_input_of_their_example(fields: dict[st
     batch = rows([3, 4, 2], [5, 2])
     first = torch.tensor([[6], [7]])
     batch = replace(batch, prefix=torch.cat([first, batch.prefix[:, 1:]], dim=1))
-    losses = [
-        loss_of(each, model(), batch).total
-        for each in (CrossEntropy(), SequenceSmoothing(tau=1e-3, **fields))
-    ]
+    losses = [loss_of(each, model(), batch).total for each in (CrossEntropy(), SequenceSmoothing(tau=1e-3, **fields))]
     torch.testing.assert_close(*losses, rtol=1e-12, atol=0)
 
 
@@ -73,9 +68,7 @@ def test_what_is_not_scored_in_front_of_the_gold_is_fed_as_it_is(fields: dict[st
     for fill in (6, 7):
         wanted = loss_of(CrossEntropy(), model(), gapped(fill)).total
         objective = SequenceSmoothing(**{"tau": 1e-3, **fields})
-        torch.testing.assert_close(
-            loss_of(objective, model(), gapped(fill)).total, wanted, rtol=1e-12, atol=0
-        )
+        torch.testing.assert_close(loss_of(objective, model(), gapped(fill)).total, wanted, rtol=1e-12, atol=0)
         losses.append(wanted)
     assert abs(losses[0] - losses[1]) > 0.01  # so the prompt does matter
 
@@ -154,9 +147,7 @@ def test_ids_without_a_name_get_no_mass() -> None:
             dense += target.rest.unsqueeze(1) * target.share
         assert (dense[:, [0, 1, 6, 7]] == 0).all()
         assert (dense[:, [3, 4, 5]] > 0.1).all()
-        assert bool((dense[:, 2] > 0).all()) == (
-            vectors == "uniform"
-        )  # the end symbol shares in label smoothing alone
+        assert bool((dense[:, 2] > 0).all()) == (vectors == "uniform")  # the end symbol shares in label smoothing alone
     pool = SequenceSmoothing().fitted(known).drawing.pool(rows([3, 2]), SIZE)
     assert pool.ids.tolist() == [3, 4, 5]
     plain, same = LabelSmoothing(0.2), TokenSmoothing(vectors="uniform", tau=torch.inf, mix=0.2)
@@ -173,9 +164,7 @@ def test_ids_that_a_model_has_beyond_the_vocabulary_get_no_mass(vectors: str, ne
     examples = [Encoded(None, [3, 4, 5, 2]), Encoded(None, [3, 5, 4, 2]), Encoded(None, [4, 3, 2])]
     objective = TokenSmoothing(vectors=vectors, tau=0.5, nearest=nearest).fitted(words, examples)
     scores = torch.zeros(4, SIZE, dtype=torch.float64, requires_grad=True)
-    losses, _ = smoothed_nll(
-        scores, batch.gold[0], objective.target(model(), SYMBOLS, batch.gold[0], scores)[0]
-    )
+    losses, _ = smoothed_nll(scores, batch.gold[0], objective.target(model(), SYMBOLS, batch.gold[0], scores)[0])
     losses.sum().backward()
     target = 1 / SIZE - scores.grad
     torch.testing.assert_close(target.sum(dim=1), torch.ones(4, dtype=torch.float64))
@@ -191,9 +180,7 @@ def test_samples_are_words_of_the_vocabulary_though_the_model_has_more_ids(field
         network.table[..., 6:] = -1e9  # what a model never emits
         fewer.table.copy_(network.table[:6, :6])
     objective = SequenceSmoothing(tau=2.0, **fields).fitted(words)
-    torch.testing.assert_close(
-        loss_of(objective, network, batch).total, loss_of(objective, fewer, batch).total
-    )
+    torch.testing.assert_close(loss_of(objective, network, batch).total, loss_of(objective, fewer, batch).total)
     smoothed = LabelSmoothing(0.3).fitted(words)
     torch.testing.assert_close(loss_of(smoothed, network, batch).total, loss_of(smoothed, fewer, batch).total)
 

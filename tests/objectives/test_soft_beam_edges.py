@@ -1,7 +1,5 @@
 """The relaxed beam search at its edges: costs of padding, dropout, banned tokens on top, tables of costs, odd temperatures."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -10,17 +8,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from unforced.costs import Table
 from unforced.decoding import search
+from unforced.decoding.soft_beam import Offer, all_of, among, best_of
 from unforced.decoding.soft_beam import SoftBeam as SoftBeamDecoder
-from unforced.decoding.soft_top import Offer, all_of, among, best_of
 from unforced.errors import InputError
-from unforced.models.causal import Causal
 from unforced.models.lstm import LSTM
 from unforced.models.toy import Toy
+from unforced.models.transformer import Causal
+from unforced.objectives.costs import Table
 from unforced.objectives.minimum_risk import MinimumRisk
 from unforced.objectives.soft_beam import SoftBeam
-from unforced.relax import soft_top_k
+from unforced.ops.relaxations import soft_top_k
 from unforced.types import Batch, Loss, Progress, Sizes, Symbols
 
 SYMBOLS = Symbols(pad=0, bos=1, eos=2, banned=(0, 1))
@@ -158,10 +156,7 @@ def test_the_bound_holds_where_banned_tokens_score_best() -> None:
             8 * torch.randn(1, k, generator=rng, dtype=torch.float64),
             torch.rand(1, k, generator=rng) < 0.7,
         )
-        keep, alpha = (
-            int(torch.randint(3, 30, (), generator=rng)),
-            float(5 * torch.rand((), generator=rng)) + 0.1,
-        )
+        keep, alpha = (int(torch.randint(3, 30, (), generator=rng)), float(5 * torch.rand((), generator=rng)) + 0.1)
         whole, some = among(all_of(offer), k, alpha), among(best_of(offer, scores, keep), k, alpha)
         left = 1 - weight_of(some, whole, v)
         seen += bool(some.bound.isinf().any())

@@ -1,7 +1,5 @@
 """Training through the relaxed beam search: losses and gradients against closed forms, and against one another."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 
@@ -9,28 +7,26 @@ import pytest
 import torch
 from torch import nn
 
-from unforced.costs import Hamming, Table, WeightedHamming
 from unforced.decoding import search
 from unforced.decoding.beam import Beam
 from unforced.errors import InputError
-from unforced.models._deferred import Kept
 from unforced.models.lstm import LSTM
 from unforced.models.toy import Toy
 from unforced.models.transformer import Transformer
+from unforced.objectives.costs import Hamming, Table, WeightedHamming
 from unforced.objectives.cross_entropy import CrossEntropy
 from unforced.objectives.scheduled_sampling import ScheduledSampling
+from unforced.objectives.schedules import Always, Exponential
 from unforced.objectives.self_normalized import SelfNormalized
 from unforced.objectives.soft_beam import SoftBeam
-from unforced.schedules import Always, Exponential
+from unforced.ops.kernels import Kept
 from unforced.types import Batch, Loss, Progress, Sizes, Symbols
 
 ENDED = Symbols(pad=0, bos=1, eos=2, banned=(0, 1))
 FIXED = Symbols(pad=0, bos=1, eos=None, banned=(0, 1))
 SPECS = {
     "lstm": LSTM(hidden=12, embedding=8, dropout=0.0),
-    "transformer": Transformer(
-        width=8, heads=2, encoder_layers=1, decoder_layers=2, feedforward=16, dropout=0.0
-    ),
+    "transformer": Transformer(width=8, heads=2, encoder_layers=1, decoder_layers=2, feedforward=16, dropout=0.0),
 }
 BOTH = pytest.mark.parametrize("kind", SPECS)
 
@@ -40,9 +36,7 @@ def build(kind: str, vocabulary: int = 9, seed: int = 0) -> nn.Module:
     return SPECS[kind].build(Sizes(target=vocabulary, source=9))
 
 
-def reversing(
-    count: int, seed: int, symbols: Symbols = ENDED, vocabulary: int = 9, noise: float = 0.0
-) -> Batch:
+def reversing(count: int, seed: int, symbols: Symbols = ENDED, vocabulary: int = 9, noise: float = 0.0) -> Batch:
     """Examples whose output is the source backwards, 3 to 6 tokens long, with some tokens replaced by others."""
     rng = torch.Generator().manual_seed(seed)
     lengths = torch.randint(3, 7, (count,), generator=rng)
@@ -67,9 +61,7 @@ def loss_of(objective, model, batch: Batch, seed: int = 1) -> Loss:
 
 def gradient(loss: Loss, model: nn.Module) -> torch.Tensor:
     found = torch.autograd.grad(loss.total, list(model.parameters()), allow_unused=True)
-    return torch.cat(
-        [(torch.zeros_like(p) if g is None else g).flatten() for g, p in zip(found, model.parameters())]
-    )
+    return torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for g, p in zip(found, model.parameters())])
 
 
 @pytest.fixture(scope="module", params=list(SPECS))
@@ -242,9 +234,7 @@ def test_the_last_steps_are_not_made_again():
     taken, advance = [], model.advance
     model.advance = lambda *given: taken.append(1) or advance(*given)
     loss_of(SoftBeam(alpha=2.0, checkpoint=True), model, batch).total.backward()
-    assert (
-        len(taken) == 36 + 1 + 2 * 6
-    )  # the first one by itself, then stretches of √36; the last 23 are kept
+    assert len(taken) == 36 + 1 + 2 * 6  # the first one by itself, then stretches of √36; the last 23 are kept
 
 
 @BOTH
@@ -284,9 +274,7 @@ def test_single_precision_gives_the_gradient_of_double(trained):
     cosines = []
     for number in range(8):
         batch = reversing(32, 1000 + number, noise=0.2)
-        single, double = (
-            gradient(loss_of(objective, model, batch), model).double() for model in (trained, exact)
-        )
+        single, double = (gradient(loss_of(objective, model, batch), model).double() for model in (trained, exact))
         assert double.norm() > 1
         cosines.append(float(torch.cosine_similarity(single, double, dim=0)))
     assert min(cosines) > 0.99
@@ -349,7 +337,7 @@ def test_alpha_follows_its_schedule():
         ({"strength": -1.0}, "strength must be a finite number of at least 0"),
         ({"strength": 0.1}, "and mix is 0"),
         ({"cost": 3}, "unlike 3"),
-        ({"cost": len}, r"by unforced.costs.Table\(function\)"),
+        ({"cost": len}, r"by unforced.objectives.costs.Table\(function\)"),
         ({"alpha": -1.0}, "alpha must be positive"),
         ({"loss": "risk"}, "loss is direct or hinge"),
         ({"scores": "raw"}, "scores is local or global"),
@@ -370,9 +358,7 @@ def test_a_model_without_mixtures_is_named():
         def advance(self, state, inputs): ...
         def score(self, features): ...
 
-    with pytest.raises(
-        InputError, match="soft_beam needs a model with embed_mix, which NoMixing doesn't have"
-    ):
+    with pytest.raises(InputError, match="soft_beam needs a model with embed_mix, which NoMixing doesn't have"):
         loss_of(SoftBeam(), NoMixing(), reversing(1, 0))
 
 

@@ -1,7 +1,5 @@
 """The relaxed beam search over a vocabulary so large that only the best continuations are weighed."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest
@@ -9,14 +7,14 @@ import torch
 from test_soft_beam_training import BOTH, ENDED, FIXED, SPECS, gradient, loss_of, reversing
 from torch import nn
 
-from unforced.decoding import soft_top
+from unforced.decoding import soft_beam
 from unforced.decoding.soft_beam import SoftBeam as Decoder
 from unforced.objectives.cross_entropy import CrossEntropy
 from unforced.objectives.soft_beam import SoftBeam
 from unforced.types import Sizes
 
 WIDE, BEAM = 900, 3
-ALL = BEAM * WIDE / soft_top.SHARE  # from so many on all are weighed
+ALL = BEAM * WIDE / soft_beam.SHARE  # from so many on all are weighed
 LOSSES = pytest.mark.parametrize(
     "fields",
     [{}, {"loss": "hinge"}, {"scores": "global"}, {"loss": "hinge", "scores": "global"}],
@@ -93,7 +91,7 @@ def test_nothing_is_nan_from_tiny_to_huge_alpha(trained, kind, fields, symbols):
 @pytest.mark.parametrize("keep", [64, None])
 def test_single_precision_gives_the_gradient_of_double(trained, kind, fields, keep, monkeypatch):
     """Also where so many are weighed that it isn't done in double precision, as it is for fewer."""
-    monkeypatch.setattr(soft_top, "EXACT", 0)
+    monkeypatch.setattr(soft_beam, "EXACT", 0)
     exact, single = trained[kind], copy.deepcopy(trained[kind]).float()
     objective = SoftBeam(beam=BEAM, alpha=100.0, keep=keep, **fields)
     for number in range(2):

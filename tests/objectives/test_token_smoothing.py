@@ -1,7 +1,5 @@
 """Token-level smoothing against the formula, against label smoothing, and on real vocabularies."""
 
-from __future__ import annotations
-
 import copy
 import math
 from pathlib import Path
@@ -18,16 +16,16 @@ from unforced.errors import InputError
 from unforced.models.lstm import LSTM
 from unforced.models.toy import Toy
 from unforced.models.transformer import Transformer
-from unforced.objectives import _smoothed
-from unforced.objectives._smoothed import Target, one_hot, priced, smoothed_nll
 from unforced.objectives.cross_entropy import CrossEntropy
 from unforced.objectives.label_smoothing import LabelSmoothing
-from unforced.objectives.protocol import fitted
+from unforced.objectives.smoothing import targets as smoothing_targets
+from unforced.objectives.smoothing.targets import Target, one_hot, priced, smoothed_nll
 from unforced.objectives.token_smoothing import TokenSmoothing
-from unforced.schema import build, to_mapping
-from unforced.tasks.segment import TextCoder
+from unforced.protocols import fitted
+from unforced.recipes.fields import build, to_mapping
 from unforced.tasks.text import PairCodec
-from unforced.training.identity import _spelled
+from unforced.tasks.tokenization import TextCoder
+from unforced.training.run_identity import _spelled
 from unforced.types import Batch, Encoded, Example, Loss, Progress, Sizes, Symbols
 
 SYMBOLS = Symbols(pad=0, bos=1, eos=2, banned=(0, 1))
@@ -37,9 +35,7 @@ SIZE = len(NAMES)
 WORDS = [4, 5, 6, 8]  # those with a vector
 SPECS = {
     "lstm": LSTM(hidden=6, embedding=5, dropout=0.0),
-    "transformer": Transformer(
-        width=8, heads=2, encoder_layers=1, decoder_layers=1, feedforward=8, dropout=0.0
-    ),
+    "transformer": Transformer(width=8, heads=2, encoder_layers=1, decoder_layers=1, feedforward=8, dropout=0.0),
 }
 
 
@@ -130,9 +126,7 @@ def test_the_loss_is_the_divergence_from_the_formula(vectors: str, name: str, ne
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-7)
     kl = F.kl_div(log_probs, r, reduction="sum")
     assert metric(loss, "kl") == pytest.approx(float(kl.detach()) / 9, rel=1e-5)
-    assert metric(loss, "moved") == pytest.approx(
-        float((1 - r[torch.arange(9), batch.gold[batch.mask]]).mean())
-    )
+    assert metric(loss, "moved") == pytest.approx(float((1 - r[torch.arange(9), batch.gold[batch.mask]]).mean()))
     assert metric(loss, "rest") == pytest.approx(0.0, abs=1e-6)
     plain = loss_of(CrossEntropy(), model, batch)
     for key in ("nll", "accuracy"):
@@ -158,9 +152,7 @@ def test_targets_of_words_special_tokens_and_padding(vectors: str) -> None:
 @pytest.mark.parametrize("nearest", [1, 2, 3])
 def test_sparse_targets_are_the_dense_ones_within_the_rest(vectors: str, nearest: int) -> None:
     model, batch = toy(), batch_of()
-    sparse, dense = (
-        TokenSmoothing(tau=0.8, vectors=vectors, nearest=n).fitted(codec_of()) for n in (nearest, None)
-    )
+    sparse, dense = (TokenSmoothing(tau=0.8, vectors=vectors, nearest=n).fitted(codec_of()) for n in (nearest, None))
     few, all_ = targets(sparse, model, batch), targets(dense, model, batch)
     losses = loss_of(sparse, model, batch), loss_of(dense, model, batch)
     rest = losses[0].metrics["rest"][0].item()
@@ -190,10 +182,7 @@ def test_mixing_with_cross_entropy(vectors: str, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["file", "model", "uniform", "co-occurrence"])
 def test_tau_towards_zero_is_cross_entropy(vectors: str, kind: str) -> None:
-    batch, examples = (
-        batch_of(),
-        [Encoded(None, [4, 5, 2]), Encoded(None, [6, 8, 8, 2]), Encoded(None, [5, 6])],
-    )
+    batch, examples = (batch_of(), [Encoded(None, [4, 5, 2]), Encoded(None, [6, 8, 8, 2]), Encoded(None, [5, 6])])
     for name in SPECS:
         model = network(name)
         plain = loss_of(CrossEntropy(), model, batch)
@@ -219,9 +208,7 @@ def test_uniform_distances_are_pytorchs_label_smoothing(tau: float) -> None:
     features, _ = model.advance(model.start(batch), model.embed(batch.prefix))
     scores, gold = model.score(features[batch.mask]), batch.gold[batch.mask]
     expected = F.cross_entropy(scores, gold, label_smoothing=epsilon, reduction="sum")
-    torch.testing.assert_close(
-        loss_of(TokenSmoothing(tau=tau, vectors="uniform"), model, batch).total, expected
-    )
+    torch.testing.assert_close(loss_of(TokenSmoothing(tau=tau, vectors="uniform"), model, batch).total, expected)
 
 
 @pytest.mark.parametrize("epsilon", [0.1, 0.6])
@@ -298,9 +285,7 @@ def test_the_models_own_vectors(name: str, nearest: int | None) -> None:
         loss = loss_of(objective, model, batch)
         if nearest is None:
             torch.testing.assert_close(loss.total, expected)
-            for a, b in zip(
-                *(torch.autograd.grad(x, list(model.parameters())) for x in (loss.total, expected))
-            ):
+            for a, b in zip(*(torch.autograd.grad(x, list(model.parameters())) for x in (loss.total, expected))):
                 torch.testing.assert_close(a, b)
         else:
             assert metric(loss, "rest") > 0.01
@@ -322,9 +307,7 @@ def test_co_occurrence_needs_the_training_examples() -> None:
     model = Toy().build(Sizes(len(names))).double()
     scores = torch.zeros(2, len(names), dtype=torch.float64)
     smoothed = known.smoothed(model, SYMBOLS, batch.gold[0], scores)
-    r = torch.zeros(2, len(names), dtype=torch.float64).scatter_add(
-        1, smoothed.target.tokens, smoothed.target.weights
-    )
+    r = torch.zeros(2, len(names), dtype=torch.float64).scatter_add(1, smoothed.target.tokens, smoothed.target.weights)
     assert r[0, 7] > 0.2 < r[0, 8]  # red: blue and green
     assert r[0, 9] < 0.02 > r[1, 7]
     with pytest.raises(InputError, match='has not read "co-occurrence" yet: call fitted'):
@@ -396,7 +379,7 @@ def test_wrong_fields_are_refused(fields: Any, word: str) -> None:
 
 @pytest.mark.parametrize("block", [1, 7, 10_000])
 def test_smoothed_nll_and_its_gradient(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_smoothed, "BLOCK", block)
+    monkeypatch.setattr(smoothing_targets, "BLOCK", block)
     torch.manual_seed(0)
     scores = torch.randn(5, 7, dtype=torch.float64, requires_grad=True)
     tokens = torch.tensor([[1, 2, 2], [0, 3, 4], [6, 6, 6], [1, 2, 3], [5, 0, 1]])  # some of them twice
@@ -404,10 +387,7 @@ def test_smoothed_nll_and_its_gradient(block: int, monkeypatch: pytest.MonkeyPat
     share = torch.tensor([0.0, 0.5, 0.0, 0.25, 0.25, 0.0, 0.0])
     weights, rest = weights / (weights.sum(dim=1, keepdim=True) + 1), 1 / (weights.sum(dim=1) + 1)
     target = Target(tokens, weights, rest, share)
-    full = (
-        torch.zeros(5, 7, dtype=torch.float64).scatter_add(1, tokens, weights)
-        + rest.unsqueeze(1) * share.double()
-    )
+    full = torch.zeros(5, 7, dtype=torch.float64).scatter_add(1, tokens, weights) + rest.unsqueeze(1) * share.double()
     expected = -(full * scores.log_softmax(dim=-1)).sum(dim=1)
     losses, nll = smoothed_nll(scores, tokens[:, 1], target)
     torch.testing.assert_close(losses, expected)
@@ -415,8 +395,7 @@ def test_smoothed_nll_and_its_gradient(block: int, monkeypatch: pytest.MonkeyPat
     assert not nll.requires_grad
     factors = torch.randn(5, dtype=torch.float64)
     for found, wanted in zip(
-        torch.autograd.grad((losses * factors).sum(), scores),
-        torch.autograd.grad((expected * factors).sum(), scores),
+        torch.autograd.grad((losses * factors).sum(), scores), torch.autograd.grad((expected * factors).sum(), scores)
     ):
         torch.testing.assert_close(found, wanted)
     assert torch.autograd.gradcheck(lambda s: smoothed_nll(s, tokens[:, 1], target)[0], (scores,))
@@ -425,7 +404,7 @@ def test_smoothed_nll_and_its_gradient(block: int, monkeypatch: pytest.MonkeyPat
 
 
 def test_projecting_a_part_at_a_time_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_smoothed, "CHUNK", 4)
+    monkeypatch.setattr(smoothing_targets, "CHUNK", 4)
     model = network("lstm")
     features = torch.randn(11, 6, dtype=torch.float64, requires_grad=True)
     tokens = torch.randint(0, SIZE, (11,))

@@ -1,7 +1,5 @@
 """Files of word vectors that are odd, or are none, and the names that are looked up in them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +8,7 @@ import torch
 from smoothing_toy import codec
 
 from unforced.errors import InputError
-from unforced.objectives._vectors import read_vectors, spellings
+from unforced.objectives.smoothing.word_vectors import read_vectors, spellings
 from unforced.objectives.token_smoothing import TokenSmoothing
 
 
@@ -26,10 +24,7 @@ def test_a_word_that_begins_with_a_mark_makes_no_pieces() -> None:
         ("man 0.9 0.1\nwoman 0.9 0.1 0.4\n", ":2: a word and 2 numbers wanted, 4 cells found"),
         ("300 2\nman 0.9 0.1\n", "is cut off: its first line promises 300 words, and it has 1"),
         ("men 1 0\n", "none of the 2 tokens of the data has a vector"),
-        (
-            "man 0 0\nwoman 1 0\n",
-            "only one of the 2 tokens of the data has a vector",
-        ),
+        ("man 0 0\nwoman 1 0\n", "only one of the 2 tokens of the data has a vector"),
     ],
 )
 def test_odd_texts_are_refused(content: str, complaint: str, tmp_path: Path) -> None:
@@ -81,9 +76,7 @@ def test_odd_archives(tmp_path: Path) -> None:
         ("x" * 300, None, "there is no such file"),
     ],
 )
-def test_vector_files_of_other_kinds_get_a_sentence(
-    tmp_path: Path, name: str, text: str | None, why: str
-) -> None:
+def test_vector_files_of_other_kinds_get_a_sentence(tmp_path: Path, name: str, text: str | None, why: str) -> None:
     if text is not None:
         (tmp_path / name).write_text(text)
     with pytest.raises(InputError, match=why):

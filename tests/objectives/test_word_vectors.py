@@ -1,7 +1,5 @@
 """Word vectors from files and from co-occurrence, and the words nearest to each, against brute force."""
 
-from __future__ import annotations
-
 import gzip
 import os
 from collections.abc import Callable
@@ -15,12 +13,12 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from unforced.errors import InputError
-from unforced.objectives import _nearest
-from unforced.objectives._nearest import near_table, near_target, near_words
-from unforced.objectives._vectors import WINDOW, co_occurrence, read_vectors, special, spellings
+from unforced.objectives.smoothing import targets as smoothing_targets
+from unforced.objectives.smoothing.targets import near_table, near_target, near_words
+from unforced.objectives.smoothing.word_vectors import WINDOW, co_occurrence, read_vectors, special, spellings
 from unforced.objectives.token_smoothing import TokenSmoothing
-from unforced.tasks.segment import TextCoder
 from unforced.tasks.text import PairCodec
+from unforced.tasks.tokenization import TextCoder
 from unforced.types import Symbols
 
 NAMES = ("<pad>", "<bos>", "<eos>", "<unk>", "the", "Cat", "sat", "zzz")
@@ -66,10 +64,7 @@ def test_files_of_all_formats_give_unit_vectors(write: Callable[[Path], Path], t
     vectors, there = read_vectors(write(tmp_path), NAMES, SPECIAL)
     assert there.tolist() == [False, False, False, False, True, True, True, False]
     expected = torch.zeros(8, 3)
-    expected[4], expected[5] = (
-        torch.tensor([1.0, 0.0, 0.0]),
-        torch.tensor([0.0, 0.6, 0.8]),
-    )  # Cat is looked up as cat
+    expected[4], expected[5] = (torch.tensor([1.0, 0.0, 0.0]), torch.tensor([0.0, 0.6, 0.8]))  # Cat is looked up as cat
     expected[6] = torch.tensor([0.5**0.5, 0.5**0.5, 0.0])
     torch.testing.assert_close(vectors, expected)
 
@@ -116,10 +111,7 @@ def test_zeros_are_no_vector(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "word"),
     [
-        (
-            b"the 1 0\ncat 1\n",
-            r"odd.txt:2: a word and 2 numbers wanted, with blanks between them, 2 cells found",
-        ),
+        (b"the 1 0\ncat 1\n", r"odd.txt:2: a word and 2 numbers wanted, with blanks between them, 2 cells found"),
         (b"the,1,0\n", "odd.txt:1: a word and 1 number wanted, with blanks between them, 1 cells found"),
         (gzip.compress(b"the 1 0\n", mtime=0), "odd.txt: is no UTF-8 text; gzipped files end in .gz"),
         ("the 1 0\n".encode("utf-16"), "odd.txt: is no UTF-8 text"),
@@ -142,15 +134,9 @@ def test_bad_files_of_other_kinds_are_refused(tmp_path: Path) -> None:
         read_vectors(tmp_path, ["the", "cat"])
     path = tmp_path / "odd.npz"
     for arrays, word in (
-        (
-            {"x": np.array(["a", {}], dtype=object)},
-            "not a sound .npz of plain arrays",
-        ),  # nothing is unpickled
+        ({"x": np.array(["a", {}], dtype=object)}, "not a sound .npz of plain arrays"),  # nothing is unpickled
         ({"x": np.zeros((2, 3))}, "has no array of strings, and there is no vocab.txt beside it"),
-        (
-            {"w": np.array(["a", "b"]), "x": np.zeros((3, 3))},
-            "no matrix of numbers with a row for each of the 2",
-        ),
+        ({"w": np.array(["a", "b"]), "x": np.zeros((3, 3))}, "no matrix of numbers with a row for each of the 2"),
     ):
         np.savez(path, **arrays)  # type: ignore[arg-type]
         with pytest.raises(InputError, match=word):
@@ -269,7 +255,7 @@ def dense(vectors: torch.Tensor, there: torch.Tensor, tau: float) -> torch.Tenso
 def test_near_words_and_their_weights_are_those_of_the_whole_table(
     count: int | None, tau: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_nearest, "CELLS", 100)  # a few words at a time
+    monkeypatch.setattr(smoothing_targets, "CELLS", 100)  # a few words at a time
     vectors, there = some_vectors()
     table = dense(vectors, there, tau)
     words = torch.tensor([5, 3, 3, 29, 0])

@@ -1,17 +1,15 @@
 """Every line of the catalogue: it imports, it is a frozen dataclass, and plain data make it and come out of it."""
 
-from __future__ import annotations
-
 from dataclasses import FrozenInstanceError, is_dataclass
 from typing import Any
 
 import pytest
 
-from unforced.catalogue import CATALOGUE, Entries, name_of, resolve
-from unforced.describe import describe, entries
 from unforced.errors import InputError
 from unforced.options import hints_of
-from unforced.schema import build, fields_of, required, to_mapping
+from unforced.recipes.fields import build, fields_of, required, to_mapping
+from unforced.recipes.listing import describe, entries
+from unforced.registry import CATALOGUE, Entries, name_of, resolve
 
 LINES = [(kind, name) for kind, names in CATALOGUE.items() for name in names]
 OFFERS = {
@@ -30,9 +28,7 @@ def example(kind: str, name: str) -> Any:
     """An instance with its defaults, and a path or a number where one is required."""
     cls = resolve(kind, name)
     hints = hints_of(cls)
-    values = {
-        field.name: 1.0 if hints[field.name] is float else "x" for field in fields_of(cls) if required(field)
-    }
+    values = {field.name: 1.0 if hints[field.name] is float else "x" for field in fields_of(cls) if required(field)}
     return build(cls, {**values, **NEEDED.get(name, {})}, name)
 
 
@@ -66,9 +62,7 @@ def test_misspelt_names_and_fields(kind: str, name: str) -> None:
     with pytest.raises(InputError, match=f'did you mean "{name}"'):
         resolve(kind, name + "x")
     for field in fields_of(resolve(kind, name)):
-        with pytest.raises(
-            InputError, match=rf'^{name}\.{field.name}x: no such key; did you mean "{field.name}"'
-        ):
+        with pytest.raises(InputError, match=rf'^{name}\.{field.name}x: no such key; did you mean "{field.name}"'):
             build(resolve(kind, name), {field.name + "x": 1}, name)
 
 

@@ -1,7 +1,5 @@
 """A grid of settings: every combination is trained once, and the table goes from the best development score to the worst."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +7,7 @@ from typing import Any
 import pytest
 
 import unforced
-from unforced.training.records import RunFolder
+from unforced.training.run_folder import RunFolder
 
 RECIPE = """
 name = "small"
@@ -62,9 +60,7 @@ def test_every_combination_is_trained_once(recipe: Path, tmp_path: Path, tool: C
     rows = (tmp_path / "results" / "tuning_small.md").read_text().splitlines()[2:]
     cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
     assert {cell[1] for cell in cells} == {
-        f"training.steps = {steps}, training.learning_rate = {rate}"
-        for rate in (0.001, 0.03)
-        for steps in (1, 3)
+        f"training.steps = {steps}, training.learning_rate = {rate}" for rate in (0.001, 0.03) for steps in (1, 3)
     }
     scores = [float(cell[3]) for cell in cells]
     assert scores == sorted(scores)  # a negative log-likelihood: the smallest first

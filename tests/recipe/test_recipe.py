@@ -1,7 +1,5 @@
 """Recipes: loading, merging, overrides, variants, the way back to TOML, and every fault with its nearest key."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Iterator
 from contextlib import redirect_stderr
@@ -17,8 +15,7 @@ from unforced.decoding.beam import Beam
 from unforced.errors import InputError
 from unforced.objectives.cross_entropy import CrossEntropy
 from unforced.objectives.label_smoothing import LabelSmoothing
-from unforced.recipe import BODY, Recipe, builtin, load, read, resolve
-from unforced.trees import difference, merge, parse_overrides
+from unforced.recipes.recipe import BODY, Recipe, builtin, difference, load, merge, parse_overrides, read, resolve
 
 TINY = """
 description = "a small one"
@@ -187,9 +184,7 @@ def test_values_of_overrides(word: str, value: Any) -> None:
     assert type(found["a"]) is type(value)
 
 
-@pytest.mark.parametrize(
-    "word", ["training.epochs", "=3", "a..b=3", ".a=3", "a b=3", "a/b=3", "", "a=\udcff"]
-)
+@pytest.mark.parametrize("word", ["training.epochs", "=3", "a..b=3", ".a=3", "a b=3", "a/b=3", "", "a=\udcff"])
 def test_overrides_that_are_none(tiny: Path, word: str) -> None:
     with pytest.raises(InputError):
         load(tiny, [word])

@@ -1,7 +1,5 @@
 """Every built-in recipe runs: two updates, a validation and an evaluation of a few examples."""
 
-from __future__ import annotations
-
 import os
 import random
 from dataclasses import fields
@@ -10,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import unforced
-from unforced.recipe import builtin, load
-from unforced.tasks.locate import available
+from unforced.recipes.recipe import builtin, load
+from unforced.tasks.datasets import available
 
 FAST = {  # the others read large data
     *("pairs", "tagging", "language", "palindromes", "hmm"),
@@ -46,9 +44,7 @@ def test_recipe_runs(name: str, tmp_path: Path) -> None:
     words = [f"task.train={files[name]}"] if name in files else []
     recipe = load(name, words)
     for part, small in (("task", SMALL), ("model", SIZES)):
-        known = {
-            field.name: getattr(getattr(recipe, part), field.name) for field in fields(getattr(recipe, part))
-        }
+        known = {field.name: getattr(getattr(recipe, part), field.name) for field in fields(getattr(recipe, part))}
         words += [
             f"{part}.{key}={value}"
             for key, value in small.items()

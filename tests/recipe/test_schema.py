@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unforced.describe import describe
 from unforced.errors import InputError, nearest
+from unforced.objectives.schedules import Always, Constant, Linear, Schedule
 from unforced.options import Count, Options, Probability
-from unforced.schedules import Always, Constant, Linear, Schedule
-from unforced.schema import build, to_mapping
+from unforced.recipes.fields import build, to_mapping
+from unforced.recipes.listing import describe
 
 CONSTANT = Constant(1.0)
 
@@ -102,10 +102,7 @@ def test_values_are_read(given: dict[str, Any], name: str, value: Any) -> None:
             "options.schedule.name must be one of constant, linear, exponential, inverse_sigmoid, always, rise, got 'linaer'; did you mean \"linear\"?",
         ),
         ({"schedule": {"endd": 1}}, "options.schedule.name is missing; there are: constant, linear"),
-        (
-            {"schedule": {"name": "linear", "edn": 1}},
-            'options.schedule.edn: no such key; did you mean "end"?',
-        ),
+        ({"schedule": {"name": "linear", "edn": 1}}, 'options.schedule.edn: no such key; did you mean "end"?'),
         ({"schedule": 3}, "options.schedule must be a Schedule, got 3"),
         ({"number": {"name": "linear", "edn": 1}}, 'options.number.edn: no such key; did you mean "end"?'),
         ({"number": {"name": "linear", "end": 0, "over": -1}}, "options.number"),
@@ -127,12 +124,8 @@ def test_missing_value() -> None:
 
 
 numbers = st.integers(-(2**31), 2**31)
-floats = st.floats(
-    allow_nan=False, allow_infinity=False, allow_subnormal=False
-)  # training flushes those to zero
-schedules = st.one_of(
-    st.builds(Constant, floats), st.builds(Linear, start=floats, end=floats, over=st.just(3.0))
-)
+floats = st.floats(allow_nan=False, allow_infinity=False, allow_subnormal=False)  # training flushes those to zero
+schedules = st.one_of(st.builds(Constant, floats), st.builds(Linear, start=floats, end=floats, over=st.just(3.0)))
 options = st.builds(
     Everything,
     steps=numbers,

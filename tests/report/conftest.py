@@ -1,7 +1,5 @@
 """Run folders made by hand, as docs/design.md describes them: no model is trained here."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

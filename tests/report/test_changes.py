@@ -1,15 +1,13 @@
 """The picture of what variants change against the baseline."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from unforced.cli import main
-from unforced.comparison import Cell, Comparison, Measure, Row, RunState
-from unforced.report.changes import Change, changes, figure, inline_changes
+from unforced.experiments.comparison import Cell, Comparison, Measure, Row, RunState
+from unforced.reports.figures import Change, changes, figure, inline_changes
 
 ACCURACY = Measure("accuracy", True, "")
 ERROR = Measure("error", False, "")

@@ -1,7 +1,5 @@
 """What a comparison trains, skips, continues and refuses, with a stand-in for training; and what it finds."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -12,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from unforced.compare import compare
-from unforced.compare.judge import length_bins
-from unforced.compare.plan import Planned, plan
-from unforced.comparison import read_comparison
 from unforced.errors import InputError
-from unforced.recipe import Recipe, load
-from unforced.significance import paired_test
-from unforced.tasks.pairs import Pairs
-from unforced.training.identity import file_digest, learnt_from
+from unforced.experiments.compare import compare
+from unforced.experiments.comparison import read_comparison
+from unforced.experiments.plan import Planned, plan
+from unforced.experiments.statistics import length_bins
+from unforced.metrics.significance import paired_test
+from unforced.recipes.recipe import Recipe, load
+from unforced.tasks.text import Pairs
+from unforced.training.run_identity import file_digest, learnt_from
 
 HEAD = """
 name = "{name}"
@@ -73,7 +71,7 @@ def write(tmp_path: Path) -> Write:
 @pytest.fixture
 def no_page(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the report out where a test doesn't look at it: drawing takes time."""
-    monkeypatch.setattr(import_module("unforced.compare.run"), "write_report", lambda runs, output: output)
+    monkeypatch.setattr(import_module("unforced.experiments.compare"), "write_report", lambda runs, output: output)
 
 
 class Stub:
@@ -230,9 +228,7 @@ def test_a_decoder_that_joins_later_needs_no_training(write: Write, tmp_path: Pa
     assert later.trained == later.resumed == []
     assert {tuple(pairs) for _, pairs in later.scored} == {(("dev", "wide"), ("test", "wide"))}
     with pytest.raises(InputError, match=r"decoding\.wide\.beam is 9 in the run and 10 now"):
-        later.compare(
-            [write(overrides=["decoding.wide.method=beam", "decoding.wide.beam=10"])], tmp_path / "runs"
-        )
+        later.compare([write(overrides=["decoding.wide.method=beam", "decoding.wide.beam=10"])], tmp_path / "runs")
 
 
 @pytest.mark.usefixtures("no_page")
@@ -242,8 +238,7 @@ def test_runs_of_another_recipe_are_refused_and_left_alone(write: Write, tmp_pat
     other = Stub()
     changed = write(overrides=["model.hidden=32", "training.epochs=3"])
     with pytest.raises(
-        InputError,
-        match=r"different recipe: model.hidden is 256 in the run and 32 now; training.epochs is 10",
+        InputError, match=r"different recipe: model.hidden is 256 in the run and 32 now; training.epochs is 10"
     ):
         other.compare([changed], tmp_path / "runs")  # fmt: skip
     assert other.trained == []
@@ -324,14 +319,10 @@ def test_warm_starts_come_behind_their_sources(write: Write, tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("no_page")
-def test_what_a_task_says_of_scores_is_a_note(
-    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_task_says_of_scores_is_a_note(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Pairs, "remarks", lambda self: ("no model is above 90",), raising=False)
     recipe = write(
-        WARM.format("label_smoothing")
-        + WARM.format("label_smoothing").replace("warm", "warmer", 1)
-        + SMOOTHED
+        WARM.format("label_smoothing") + WARM.format("label_smoothing").replace("warm", "warmer", 1) + SMOOTHED
     )
     result = Stub().compare([recipe], tmp_path / "runs")
     assert result.notes == (
@@ -345,9 +336,7 @@ def test_an_objective_learns_from_the_run_of_a_variant(write: Write, tmp_path: P
     recipe = write(TAUGHT + SMOOTHED)
     stub = Stub()
     result = stub.compare([recipe], tmp_path / "runs")
-    assert result.notes[0].startswith(
-        "cost of taught: without the training of label_smoothing and cross_entropy,"
-    )
+    assert result.notes[0].startswith("cost of taught: without the training of label_smoothing and cross_entropy,")
     assert stub.trained[:3] == ["cross_entropy-1", "label_smoothing-1", "taught-1"]
     assert stub.teachers["taught-2"] == str(tmp_path / "runs/toy/cross_entropy-2")
     assert stub.starts["taught-2"] == str(tmp_path / "runs/toy/label_smoothing-2")
@@ -365,19 +354,13 @@ def test_an_objective_learns_from_the_run_of_a_variant(write: Write, tmp_path: P
         (place / "glove.npz").write_text("numbers")
     first, moved_file = (write(TAUGHT.replace(taught, vectors.format(place)) + SMOOTHED) for place in places)
     Stub().compare([first], tmp_path / "smoothed")
-    with pytest.raises(
-        InputError, match=r"objective.vectors is \S+/a/glove.npz in the run and \S+/b/glove.npz now"
-    ):
+    with pytest.raises(InputError, match=r"objective.vectors is \S+/a/glove.npz in the run and \S+/b/glove.npz now"):
         Stub().compare([moved_file], tmp_path / "smoothed")
     other = write(TAUGHT.replace("variant:cross", "variant:cros") + SMOOTHED)
-    with pytest.raises(
-        InputError, match='taught builds on "cros_entropy", which is not among those to compare'
-    ):
+    with pytest.raises(InputError, match='taught builds on "cros_entropy", which is not among those to compare'):
         Stub().compare([other], tmp_path / "other")
     with pytest.raises(InputError, match="circle: taught"):
-        Stub().compare(
-            [write(TAUGHT.replace("variant:cross_entropy", "variant:taught") + SMOOTHED)], tmp_path / "o"
-        )
+        Stub().compare([write(TAUGHT.replace("variant:cross_entropy", "variant:taught") + SMOOTHED)], tmp_path / "o")
 
 
 @pytest.mark.usefixtures("no_page")
@@ -425,12 +408,7 @@ def test_several_recipes_make_one_comparison(write: Write, tmp_path: Path) -> No
     assert (tmp_path / "runs/second/cross_entropy-2/finished.json").is_file()
     folder = tmp_path / "runs/toy+second"
     assert "second/cross_entropy" in (folder / "report.html").read_text()
-    assert {path.name for path in folder.iterdir()} == {
-        "comparison.json",
-        "report.html",
-        "toy.toml",
-        "second.toml",
-    }
+    assert {path.name for path in folder.iterdir()} == {"comparison.json", "report.html", "toy.toml", "second.toml"}
     with pytest.raises(InputError, match="have the name toy"):
         plan([one, one], tmp_path)
     with pytest.raises(InputError, match="no recipe"):
@@ -475,9 +453,7 @@ def test_files_of_objectives_are_looked_at_before_anything_is_trained(write: Wri
     assert len(stub.trained) == 4
     for seed in (1, 2):
         run = tmp_path / "runs" / "toy" / f"near-{seed}" / "run.json"
-        run.write_text(
-            json.dumps(json.loads(run.read_text()) | {"facts": {"file vectors.txt": file_digest(path)}})
-        )
+        run.write_text(json.dumps(json.loads(run.read_text()) | {"facts": {"file vectors.txt": file_digest(path)}}))
     stub.compare([recipe], tmp_path / "runs")
     path.write_text("a 0 1\n")
     with pytest.raises(InputError, match=r"near-1: was made with another content of vectors\.txt"):
@@ -509,15 +485,11 @@ def test_runs_that_learnt_from_other_data_are_refused(write: Write, tmp_path: Pa
         file.write("word\ta b\n")
     stub.compare([write()], runs)  # nothing is left to train
     more = SMOOTHED + '[[variants]]\nname = "third"\n'
-    with pytest.raises(
-        InputError, match="cross_entropy-1: learnt from other training data than there is now"
-    ):
+    with pytest.raises(InputError, match="cross_entropy-1: learnt from other training data than there is now"):
         stub.compare([write(more)], runs)
     assert len(stub.trained) == 4
     remember(plain, runs / "toy" / "cross_entropy-2")
-    with pytest.raises(
-        InputError, match=r"cross_entropy-2: learnt from other training data than .*-1, so that"
-    ):
+    with pytest.raises(InputError, match=r"cross_entropy-2: learnt from other training data than .*-1, so that"):
         stub.compare([write()], runs)
 
 

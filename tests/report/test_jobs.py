@@ -1,7 +1,5 @@
 """Runs of a comparison that are made side by side: in which order, with which results, and what becomes of them when someone dies."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -17,16 +15,15 @@ import pytest
 import torch
 
 from unforced.cli import main
-from unforced.cli.child import heard
-from unforced.compare import compare
-from unforced.compare.jobs import Process, side_by_side, told
-from unforced.compare.make import Outcome
-from unforced.compare.plan import Planned, plan
-from unforced.compare.run import Record
 from unforced.errors import InputError
-from unforced.recipe import load
-from unforced.training.display import Display
-from unforced.training.records import RunFolder
+from unforced.experiments.child import heard
+from unforced.experiments.compare import Record, compare
+from unforced.experiments.parallel import Process, side_by_side, told
+from unforced.experiments.plan import Planned, plan
+from unforced.experiments.runs import Outcome
+from unforced.recipes.recipe import load
+from unforced.training.progress import Display
+from unforced.training.run_folder import RunFolder
 
 RECIPE = """
 name = "toy"
@@ -76,7 +73,7 @@ def write(folder: Path, epochs: int = 2) -> Path:
 
 
 def names() -> list[str]:
-    folder = resources.files("unforced") / "recipes"
+    folder = resources.files("unforced") / "recipes" / "builtin"
     return sorted(each.name.removesuffix(".toml") for each in folder.iterdir() if each.name.endswith(".toml"))
 
 
@@ -138,7 +135,7 @@ class Fake:
 
 @pytest.fixture
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(import_module("unforced.compare.jobs"), "PAUSE", 0.0)
+    monkeypatch.setattr(import_module("unforced.experiments.parallel"), "PAUSE", 0.0)
 
 
 @pytest.mark.usefixtures("quickly")
@@ -177,9 +174,7 @@ def results(root: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_side_by_side_gives_what_one_after_another_gives(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_side_by_side_gives_what_one_after_another_gives(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     recipe = str(write(tmp_path))
     assert main(["compare", recipe, "--root", str(tmp_path / "one"), "--quiet"]) == 0
     assert main(["compare", recipe, "--root", str(tmp_path / "two"), "--jobs", "2"]) == 0
@@ -190,9 +185,7 @@ def test_side_by_side_gives_what_one_after_another_gives(
     lines = told.err.splitlines()
     assert f"plain, seed 1: {tmp_path}/two/toy/plain-1" in lines
     assert any(line.startswith("plain-1: step 5 of ") for line in lines)
-    assert {line.split()[0] for line in lines if line.endswith(": finished")} == {
-        f"[{i}/6]" for i in range(1, 7)
-    }
+    assert {line.split()[0] for line in lines if line.endswith(": finished")} == {f"[{i}/6]" for i in range(1, 7)}
     assert RunFolder(tmp_path / "two" / "toy" / "plain-1").info()["threads"] == 1
     found = compare([load(recipe)], tmp_path / "two", jobs=2, table=False, samples=20, permutations=20)
     assert "[6/6] smoothed, seed 2: was trained before" in capfd.readouterr().err
@@ -225,18 +218,13 @@ def test_jobs_that_cannot_be(
     assert not (tmp_path / "runs").exists()
 
 
-def begun(
-    folder: Path, recipe: Path, names: Sequence[str] = ("plain-1", "smoothed-1")
-) -> subprocess.Popen[bytes]:
+def begun(folder: Path, recipe: Path, names: Sequence[str] = ("plain-1", "smoothed-1")) -> subprocess.Popen[bytes]:
     """A comparison of two jobs, of which these have saved a checkpoint."""
     words = ["compare", str(recipe), "--root", str(folder), "--jobs", "2", "--seeds", "1"]
     process = subprocess.Popen(
         [sys.executable, "-m", "unforced", *words], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
     )
-    until(
-        lambda: all(RunFolder(folder / "toy" / each).checkpoints() for each in names),
-        process,
-    )
+    until(lambda: all(RunFolder(folder / "toy" / each).checkpoints() for each in names), process)
     return process
 
 
@@ -283,9 +271,7 @@ def test_a_signal_is_passed_on_and_all_runs_save(tmp_path: Path, number: int) ->
     assert process.returncode == 128 + number
     assert not any(map(alive, pids.values()))
     for name in pids:
-        lines = [
-            line for line in told.decode().splitlines() if line.startswith(f"{name}: interrupted at step-")
-        ]
+        lines = [line for line in told.decode().splitlines() if line.startswith(f"{name}: interrupted at step-")]
         saved = RunFolder(folder / "toy" / name).checkpoints()[-1].name
         assert [line.split()[3] for line in lines] == [f"{saved},"]
 
@@ -357,9 +343,7 @@ def test_an_error_between_runs_stops_them(tmp_path: Path, monkeypatch: pytest.Mo
     assert all(process.child.poll() is not None for process in started)
 
 
-def test_mistakes_and_warnings_of_processes_are_told(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_mistakes_and_warnings_of_processes_are_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     recipe, root = write(tmp_path), tmp_path / "runs"
     hot = '[[variants]]\nname = "hot"\nobjective = { name = "sequence_smoothing", tau = 9.0 }\n'
     recipe.write_text(recipe.read_text() + hot)

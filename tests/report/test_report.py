@@ -1,7 +1,5 @@
 """The page: whole, offline, escaped, deterministic, and clear about broken folders."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os
@@ -19,11 +17,10 @@ import pytest
 
 import unforced
 from unforced.errors import InputError
-from unforced.report import write_report, write_tables
-from unforced.report.page import measured
-from unforced.report.pictures import png, read_picture
-from unforced.report.runs import read_run, read_runs
-from unforced.report.summary import summarize
+from unforced.experiments.summary import summarize
+from unforced.reports.examples import png, read_picture
+from unforced.reports.page import measured, write_report, write_tables
+from unforced.reports.runs import read_run, read_runs
 
 Make = Callable[..., Path]
 
@@ -109,7 +106,7 @@ def test_ids_are_unique_and_references_meet_them(runs: list[Path], tmp_path: Pat
 
 def test_the_same_runs_give_the_same_bytes(runs: list[Path], tmp_path: Path) -> None:
     first = write_report(runs, tmp_path / "a.html").read_bytes()
-    code = "import sys; from pathlib import Path; from unforced.report import write_report; write_report([Path(p) for p in sys.argv[2:]], Path(sys.argv[1])); assert 'torch' not in sys.modules"
+    code = "import sys; from pathlib import Path; from unforced.reports.page import write_report; write_report([Path(p) for p in sys.argv[2:]], Path(sys.argv[1])); assert 'torch' not in sys.modules"
     command = [sys.executable, "-c", code, str(tmp_path / "b.html"), *map(str, runs)]
     subprocess.run(command, check=True, env={**os.environ, "PYTHONHASHSEED": "7"})
     assert (tmp_path / "b.html").read_bytes() == first
@@ -137,9 +134,7 @@ def test_nothing_of_the_runs_becomes_markup(make_run: Make, tmp_path: Path) -> N
 
 
 def test_scores_are_means_over_seeds(runs: list[Path], tmp_path: Path) -> None:
-    values = [
-        json.loads((run / "scores/test-beam.json").read_text())["metrics"]["error"]["score"] for run in runs
-    ]
+    values = [json.loads((run / "scores/test-beam.json").read_text())["metrics"]["error"]["score"] for run in runs]
     page = Page(write_report(runs, tmp_path / "report.html").read_text())
     for first in (0, 2):
         mean, sd = np.mean(values[first : first + 2]), np.std(values[first : first + 2], ddof=1)
@@ -194,9 +189,7 @@ def test_pictures_are_drawn(make_run: Make, tmp_path: Path, shape: tuple[int, ..
     def picture(i: int, wrong: bool) -> str:
         return json.dumps(np.random.default_rng(i + wrong).integers(0, 16, size=shape).tolist())
 
-    runs = [
-        make_run(variant, 1, outputs=picture, answers=lambda i: [picture(i, False)]) for variant in ("a", "b")
-    ]
+    runs = [make_run(variant, 1, outputs=picture, answers=lambda i: [picture(i, False)]) for variant in ("a", "b")]
     page = Page(write_report(runs, tmp_path / "report.html").read_text())
     images = [attributes for tag, attributes in page.tags if tag == "img"]
     assert [image["alt"] for image in images] == ["outputs of reference", "outputs of a", "outputs of b"] * 2

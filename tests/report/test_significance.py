@@ -1,7 +1,5 @@
 """Intervals and tests against closed forms, scipy and simulated coverage."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,8 +8,8 @@ import pytest
 import scipy.stats
 
 from unforced.errors import InputError
-from unforced.metrics.frechet import FrechetDistance
-from unforced.significance import figure, interval, paired_bootstrap, paired_test
+from unforced.metrics.images import FrechetDistance
+from unforced.metrics.significance import figure, interval, paired_bootstrap, paired_test
 
 
 def mean(sums: np.ndarray) -> np.ndarray:
@@ -93,11 +91,7 @@ def test_the_test_agrees_with_scipy() -> None:
     b = a + rng.normal(0.15, 0.6, size=40)
     ours = paired_test(mean, rows(a), rows(b), samples=20000)
     theirs = scipy.stats.permutation_test(
-        (a, b),
-        lambda x, y: np.mean(x) - np.mean(y),
-        permutation_type="samples",
-        n_resamples=20000,
-        rng=7,
+        (a, b), lambda x, y: np.mean(x) - np.mean(y), permutation_type="samples", n_resamples=20000, rng=7
     )
     assert ours.difference == pytest.approx(theirs.statistic)
     assert ours.p_value == pytest.approx(theirs.pvalue, abs=0.02)
@@ -113,9 +107,7 @@ def test_the_test_is_exact_by_enumeration() -> None:
 def test_p_is_uniform_under_the_null() -> None:
     rng = np.random.default_rng(8)
     p = [
-        paired_test(
-            mean, rows(rng.normal(size=30)), rows(rng.normal(size=30)), samples=200, seed=trial
-        ).p_value
+        paired_test(mean, rows(rng.normal(size=30)), rows(rng.normal(size=30)), samples=200, seed=trial).p_value
         for trial in range(200)
     ]
     assert scipy.stats.kstest(p, "uniform").pvalue > 1e-3
@@ -179,7 +171,7 @@ def test_chunks_hold_little_and_change_nothing_but_the_draws(monkeypatch: pytest
         sizes.append(sums.shape)
         return mean(sums)
 
-    monkeypatch.setattr("unforced.significance._CELLS", 700)
+    monkeypatch.setattr("unforced.metrics.significance._CELLS", 700)
     low, high = interval(spy, rows(values), samples=1000)
     chunks = [shape[0] for shape in sizes if len(shape) == 2]
     assert max(chunks) == 7

@@ -1,7 +1,5 @@
 """The comparison's record, and its tables for the terminal and for Markdown."""
 
-from __future__ import annotations
-
 import io
 import json
 from dataclasses import replace
@@ -9,16 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from unforced.comparison import Cell, Comparison, LengthBin, Measure, Row, RunState, read_comparison
 from unforced.errors import InputError
-from unforced.tables import comparison_markdown, comparison_notes, comparison_tables, print_comparison
+from unforced.experiments.comparison import Cell, Comparison, LengthBin, Measure, Row, RunState, read_comparison
+from unforced.reports.tables import comparison_markdown, comparison_notes, comparison_tables, print_comparison
 
 
 def cell(mean: float, change: float | None) -> Cell:
     known = {} if change is None else {"difference": change, "difference_low": change - 0.5, "difference_high": change + 0.5, "p_value": 0.0004}  # fmt: skip
-    return Cell(
-        {"1": mean, "2": mean}, mean, 0.25, 1, mean, mean - 0.5, mean + 0.5, **known, by_length=(1.0, None)
-    )
+    return Cell({"1": mean, "2": mean}, mean, 0.25, 1, mean, mean - 0.5, mean + 0.5, **known, by_length=(1.0, None))
 
 
 @pytest.fixture
@@ -53,9 +49,7 @@ def test_the_record_survives_the_file(comparison: Comparison, tmp_path: Path) ->
 
 
 def test_numbers_that_are_none_are_null(comparison: Comparison, tmp_path: Path) -> None:
-    row = replace(
-        comparison.rows[0], cells={"error": replace(comparison.rows[0].cells["error"], low=float("nan"))}
-    )
+    row = replace(comparison.rows[0], cells={"error": replace(comparison.rows[0].cells["error"], low=float("nan"))})
     path = tmp_path / "comparison.json"
     path.write_text(replace(comparison, rows=(row,)).to_json())
     assert json.loads(path.read_text())["rows"][0]["cells"]["error"]["low"] is None
@@ -90,24 +84,13 @@ def test_the_table_has_all_figures(comparison: Comparison) -> None:
 
 def test_the_notes_say_what_was_done(comparison: Comparison) -> None:
     notes = " ".join(comparison_notes(comparison))
-    for words in (
-        "500 examples",
-        "seeds 1, 2",
-        "1000 samples",
-        "10000 permutations",
-        "not interleaved",
-        "wrong / all",
-    ):
+    for words in ("500 examples", "seeds 1, 2", "1000 samples", "10000 permutations", "not interleaved", "wrong / all"):
         assert words in notes
 
 
 def test_failures_and_runs_to_come_are_named(comparison: Comparison) -> None:
     first, second, *rest = comparison.runs
-    runs = (
-        replace(first, state="failed", reason="the loss is not a number"),
-        replace(second, state="waiting"),
-        *rest,
-    )
+    runs = (replace(first, state="failed", reason="the loss is not a number"), replace(second, state="waiting"), *rest)
     broken = replace(comparison, runs=runs)
     notes = " ".join(comparison_notes(broken))
     assert "failed: base, seed 1: the loss is not a number" in notes
@@ -154,9 +137,7 @@ def test_print_is_plain_where_there_is_no_terminal(comparison: Comparison) -> No
     assert any("27.00 ± 0.25" in line and "baseline" in line for line in text.splitlines())
 
 
-def test_a_narrow_terminal_drops_spare_columns(
-    comparison: Comparison, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_narrow_terminal_drops_spare_columns(comparison: Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "80")
     out = io.StringIO()

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from unforced.errors import InputError
-from unforced.tasks.captions import Captions, tokenize
-from unforced.tasks.pictures import Picture, PictureCodec
-from unforced.tasks.protocol import Codec, Task
+from unforced.protocols import Codec, Task
+from unforced.tasks.captions import Captions, Picture, PictureCodec, tokenize
 from unforced.types import Example
 
 RECORDS = [

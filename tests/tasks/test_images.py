@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from unforced.errors import InputError
-from unforced.tasks.images import Images
-from unforced.tasks.pixels import Pixels
-from unforced.tasks.protocol import Codec, Task
+from unforced.protocols import Codec, Task
+from unforced.tasks.images import Images, Pixels
 from unforced.types import Example
 
 
@@ -21,9 +20,7 @@ def write(path, **changes):
     arrays = {}
     for split, n in (("train", 40), ("test", 10)):
         labels = np.arange(n) % 2
-        arrays[f"x_{split}"] = (rng.integers(0, 100, (n, 4, 4)) + 150 * labels[:, None, None]).astype(
-            np.uint8
-        )
+        arrays[f"x_{split}"] = (rng.integers(0, 100, (n, 4, 4)) + 150 * labels[:, None, None]).astype(np.uint8)
         arrays[f"y_{split}"] = labels
     arrays.update(changes)
     np.savez(path, **{name: array for name, array in arrays.items() if array is not None})
@@ -219,7 +216,7 @@ def test_wrong_options_are_refused():
     ids=["mnist", "cifar10", "digits"],
 )
 def test_staged_images_and_their_classifiers(task, sizes, shape, accuracy):
-    from unforced.metrics.classifier import Classifier
+    from unforced.metrics.images import Classifier
 
     assert tuple(len(task.read(split)) for split in ("train", "dev", "test")) == sizes
     assert task.read("test")[0].target.shape == shape

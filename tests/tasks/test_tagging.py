@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from unforced.errors import InputError
-from unforced.tasks.protocol import Codec, Task
+from unforced.protocols import Codec, Task
 from unforced.tasks.tagging import COARSE, Tagging, coarse
 from unforced.types import Example
 

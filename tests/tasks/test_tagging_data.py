@@ -37,8 +37,7 @@ def test_f1_of_shifted_tags_equals_seqeval():
     gold = [example.target for example in task.read("test")]
     # damage: every third sentence loses its last entity tag, every fifth gets its tags moved by one word
     outputs = [
-        ("O", *tags[:-1]) if i % 5 == 0 else (*tags[:-1], "O") if i % 3 == 0 else tags
-        for i, tags in enumerate(gold)
+        ("O", *tags[:-1]) if i % 5 == 0 else (*tags[:-1], "O") if i % 3 == 0 else tags for i, tags in enumerate(gold)
     ]
     metric = task.metrics()[0]
     rows = metric.statistics(outputs, [[tags] for tags in gold])

@@ -1,7 +1,5 @@
 """Batches: padding, masks, prefixes, the four kinds of source, and lengths that are fixed."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -9,14 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unforced.errors import InputError
-from unforced.tasks.collate import collate
+from unforced.tasks.codecs import collate
 from unforced.types import Encoded, Symbols
 
 SYMBOLS = Symbols(pad=0, bos=1, eos=2, banned=(0, 1))
 TAGS = Symbols(pad=0, bos=1, eos=None, banned=(0, 1))
-SEQUENCES = st.lists(
-    st.tuples(st.lists(st.integers(3, 9), min_size=1), st.lists(st.integers(3, 9))), min_size=1
-)
+SEQUENCES = st.lists(st.tuples(st.lists(st.integers(3, 9), min_size=1), st.lists(st.integers(3, 9))), min_size=1)
 
 
 @given(SEQUENCES)

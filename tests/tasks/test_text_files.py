@@ -1,7 +1,5 @@
 """Readers: what they give for good files, and that every bad one is an InputError naming file and line."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

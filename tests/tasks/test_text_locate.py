@@ -1,21 +1,19 @@
 """Data sets are found under UNFORCED_DATA; a missing one says where it comes from and how to place it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 
 from unforced.errors import InputError
-from unforced.tasks import locate
+from unforced.tasks import datasets
 
 
 def test_find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UNFORCED_DATA", str(tmp_path))
     (tmp_path / "mnist").mkdir()
     (tmp_path / "mnist" / "mnist.npz").write_bytes(b"x")
-    assert locate.find("mnist", "mnist.npz") == tmp_path / "mnist" / "mnist.npz"
-    states = {a.dataset.folder: a for a in locate.available()}
+    assert datasets.find("mnist", "mnist.npz") == tmp_path / "mnist" / "mnist.npz"
+    states = {a.dataset.folder: a for a in datasets.available()}
     assert states["mnist"].missing == ()
     assert states["ccg_ewt"].missing == ("train.tsv.gz", "dev.tsv.gz", "test.tsv.gz")
     assert states["ccg_ewt"].path == tmp_path / "ccg_ewt"
@@ -27,21 +25,21 @@ def test_missing_data_says_what_to_do(monkeypatch: pytest.MonkeyPatch, value: st
         monkeypatch.delenv("UNFORCED_DATA", raising=False)
     else:
         monkeypatch.setenv("UNFORCED_DATA", value)
-    for entry in locate.DATASETS:
+    for entry in datasets.DATASETS:
         with pytest.raises(InputError) as caught:
-            locate.find(entry.folder, entry.files[0])
+            datasets.find(entry.folder, entry.files[0])
         message = str(caught.value)
         for part in (entry.title, entry.origin, entry.licence, entry.files[0], entry.folder, "UNFORCED_DATA"):
             assert part in message
-    assert all(a.missing == a.dataset.files for a in locate.available())
+    assert all(a.missing == a.dataset.files for a in datasets.available())
 
 
 def test_unknown_data_set() -> None:
     with pytest.raises(InputError, match="no data set 'minst'"):
-        locate.find("minst", "mnist.npz")
+        datasets.find("minst", "mnist.npz")
 
 
 def test_folders_are_unique() -> None:
-    folders = [entry.folder for entry in locate.DATASETS]
+    folders = [entry.folder for entry in datasets.DATASETS]
     assert len(set(folders)) == len(folders)
-    assert all(entry.files for entry in locate.DATASETS)
+    assert all(entry.files for entry in datasets.DATASETS)

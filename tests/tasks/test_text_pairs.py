@@ -1,7 +1,5 @@
 """A user's own pairs and plain text: file forms, hold-out, what is dropped, codecs, and options that are refused."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections import Counter
@@ -10,11 +8,9 @@ from pathlib import Path
 import pytest
 
 from unforced.errors import InputError
-from unforced.schema import build
-from unforced.tasks.language import Language
-from unforced.tasks.pairs import Pairs
-from unforced.tasks.protocol import Codec, FittedTask, Task
-from unforced.tasks.text import PairCodec
+from unforced.protocols import Codec, FittedTask, Task
+from unforced.recipes.fields import build
+from unforced.tasks.text import Language, PairCodec, Pairs
 from unforced.types import Example
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
@@ -30,9 +26,7 @@ def forms(tmp_path: Path) -> dict[str, Pairs]:
         "tsv": Pairs(train=TSV),
         "gz": Pairs(train=str(packed)),
         "jsonl": Pairs(train=str(FIXTURES / "text_pairs.jsonl")),
-        "parallel": Pairs(
-            train=str(FIXTURES / "text_pairs.de"), train_target=str(FIXTURES / "text_pairs.en")
-        ),
+        "parallel": Pairs(train=str(FIXTURES / "text_pairs.de"), train_target=str(FIXTURES / "text_pairs.en")),
     }
 
 
@@ -73,9 +67,7 @@ def test_given_files_are_used_and_only_the_missing_part_is_held_out() -> None:
 def test_dropped_examples_are_counted_with_reasons(tmp_path: Path) -> None:
     path = tmp_path / "a.tsv"
     path.write_text("a b\tc\n\n\tc\na\t\na b c\tc\na\tb c d e\nA\tB\n")
-    task = Pairs(
-        train=str(path), dev=str(path), test=str(path), longest_source=2, longest_target=3, lowercase=True
-    )
+    task = Pairs(train=str(path), dev=str(path), test=str(path), longest_source=2, longest_target=3, lowercase=True)
     train = task.read("train")
     assert train == [Example("a b", "c"), Example("a", "b")]
     assert Counter(train.dropped) == Counter(
@@ -212,9 +204,7 @@ def test_measures_make_metrics_in_their_order() -> None:
 
 
 def test_a_recipe_can_build_it() -> None:
-    assert build(Pairs, {"train": "a.tsv", "measures": ["exact"]}) == Pairs(
-        train="a.tsv", measures=("exact",)
-    )
+    assert build(Pairs, {"train": "a.tsv", "measures": ["exact"]}) == Pairs(train="a.tsv", measures=("exact",))
     with pytest.raises(InputError, match=r"is missing"):
         build(Pairs, {})
     with pytest.raises(InputError, match="measures"):

@@ -1,17 +1,12 @@
 """Each text task on its whole data set: published sizes, disjoint parts, lossless codecs, a perfect score for the gold."""
 
-from __future__ import annotations
-
 import json
 import os
 
 import pytest
 
-from unforced.tasks.dialogue import Dialogue
-from unforced.tasks.g2p import G2P
-from unforced.tasks.phonemes import Phonemes
-from unforced.tasks.summarization import Summarization
-from unforced.tasks.translation import Translation
+from unforced.tasks.pronunciation import G2P, Phonemes
+from unforced.tasks.text import Dialogue, Summarization, Translation
 
 pytestmark = [
     pytest.mark.slow,

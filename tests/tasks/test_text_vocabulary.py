@@ -1,7 +1,5 @@
 """Vocabularies and segmenters: ids, ties, unknown tokens, reserved names, and texts that come back unchanged."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -9,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unforced.errors import InputError
-from unforced.tasks.segment import Characters, Pieces, TextCoder, Words, segmenter_from_json
-from unforced.tasks.vocabulary import Vocabulary
+from unforced.tasks.tokenization import Characters, Pieces, TextCoder, Vocabulary, Words, segmenter_from_json
 
 TEXTS = ["the dog runs", "the cat sleeps", "größere Hunde schlafen", "the <eos> <pad> <unk> dog"]
 ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
@@ -54,11 +51,7 @@ def test_vocabulary_survives_json_and_refuses_nonsense() -> None:
     again = Vocabulary.from_json(json.loads(json.dumps(vocabulary.to_json())))
     assert again == vocabulary
     assert again.tokens == vocabulary.tokens
-    for bad in (
-        {},
-        {"tokens": ["a", "a"], "eos": True, "unknown": True},
-        {"tokens": [1], "eos": 1, "unknown": 1},
-    ):
+    for bad in ({}, {"tokens": ["a", "a"], "eos": True, "unknown": True}, {"tokens": [1], "eos": 1, "unknown": 1}):
         with pytest.raises(InputError):
             Vocabulary.from_json(bad)
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,13 +10,7 @@ pairs = st.lists(st.tuples(st.integers(0, 20), st.integers(1, 20)), min_size=1, 
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    pairs,
-    st.integers(40, 300),
-    st.one_of(st.none(), st.integers(1, 9)),
-    st.integers(0, 9),
-    st.integers(0, 9),
-)
+@given(pairs, st.integers(40, 300), st.one_of(st.none(), st.integers(1, 9)), st.integers(0, 9), st.integers(0, 9))
 def test_batches_hold_every_example_once_within_the_cap(lengths, cap, max_rows, seed, epoch) -> None:
     table = np.array(lengths)
     given = {"batch_tokens": cap, "max_rows": max_rows, "seed": seed, "epoch": epoch}
@@ -49,10 +41,7 @@ def test_a_pool_is_not_the_whole_epoch() -> None:
     """Batch-mates change from epoch to epoch even where lengths do not tie."""
     lengths = np.stack([np.arange(1, 4001)] * 2, axis=1)
     sets = [
-        {
-            frozenset(batch)
-            for batch in epoch_batches(lengths, batch_tokens=40_000, max_rows=None, seed=1, epoch=e)
-        }
+        {frozenset(batch) for batch in epoch_batches(lengths, batch_tokens=40_000, max_rows=None, seed=1, epoch=e)}
         for e in (0, 1)
     ]
     assert len(sets[0] & sets[1]) < len(sets[0]) / 4

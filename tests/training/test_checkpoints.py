@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import errno
 import os
 from pathlib import Path
@@ -11,15 +9,19 @@ from torch import nn
 
 from unforced.errors import InputError
 from unforced.training import checkpoints
-from unforced.training.checkpoints import Checkpoint, step_name
-from unforced.training.records import RunFolder
-from unforced.training.weights import fill_model, fill_optimizer, model_tensors, optimizer_tensors
+from unforced.training.checkpoints import (
+    Checkpoint,
+    fill_model,
+    fill_optimizer,
+    model_tensors,
+    optimizer_tensors,
+    step_name,
+)
+from unforced.training.run_folder import RunFolder
 
 
 def tied() -> nn.Module:
-    model = nn.ModuleDict(
-        {"embed": nn.Embedding(5, 3), "norm": nn.BatchNorm1d(3), "project": nn.Linear(3, 5)}
-    )
+    model = nn.ModuleDict({"embed": nn.Embedding(5, 3), "norm": nn.BatchNorm1d(3), "project": nn.Linear(3, 5)})
     model["project"].weight = model["embed"].weight
     return model
 
@@ -27,10 +29,7 @@ def tied() -> nn.Module:
 def checkpoint(value: float = 0.0, **state: Any) -> Checkpoint:
     tensors = {"w": torch.full((2, 3), float(value))}
     return Checkpoint(
-        tensors,
-        {"w/step": torch.tensor(1.0)},
-        {"torch": torch.get_rng_state()[None]},
-        {"best": None, **state},
+        tensors, {"w/step": torch.tensor(1.0)}, {"torch": torch.get_rng_state()[None]}, {"best": None, **state}
     )
 
 

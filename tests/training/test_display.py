@@ -1,11 +1,9 @@
-from __future__ import annotations
-
 import io
 
 import pytest
 from rich.console import Console
 
-from unforced.training.display import Display
+from unforced.training.progress import Display
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Several processes make the updates of one, on gloo."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -20,15 +18,9 @@ from unforced.objectives.parallel_scheduled_sampling import ParallelScheduledSam
 from unforced.objectives.scheduled_sampling import ScheduledSampling
 from unforced.training import checkpoints
 from unforced.training.distributed import start
-from unforced.training.records import RunFolder
+from unforced.training.run_folder import RunFolder
 
-OPTIONS: dict[str, Any] = {
-    "epochs": 3,
-    "batch_tokens": 150,
-    "log_every": 1,
-    "learning_rate": 0.01,
-    "log_samples": True,
-}
+OPTIONS: dict[str, Any] = {"epochs": 3, "batch_tokens": 150, "log_every": 1, "learning_rate": 0.01, "log_samples": True}
 PLAIN: dict[str, Any] = {"dropout": 0.0, "double": True}
 
 SCRIPT = """
@@ -51,20 +43,8 @@ def test_torchrun_with_two_processes_gives_the_losses_of_one(folder: Path) -> No
     assert Run(folder / "one", OPTIONS, PLAIN).finish() == [0]
     script = folder / "script.py"
     script.write_text(SCRIPT)
-    launcher = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node=2",
-        f"--master-port={free_port()}",
-    ]
-    arguments = [
-        str(script),
-        str(Path(__file__).parent),
-        str(folder / "two"),
-        json.dumps(OPTIONS),
-        json.dumps(PLAIN),
-    ]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}"]
+    arguments = [str(script), str(Path(__file__).parent), str(folder / "two"), json.dumps(OPTIONS), json.dumps(PLAIN)]
     done = subprocess.run(
         [*launcher, *arguments], capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +9,9 @@ import torch
 from toy_training import Copier, CopyCodec, CopyTask, Greedy, copies
 
 from unforced.errors import InputError
-from unforced.tasks.protocol import FittedTask
-from unforced.training.evaluate import decode_examples, evaluate, source_text, write_evaluation
-from unforced.training.records import RunFolder
+from unforced.protocols import FittedTask
+from unforced.training.evaluation import decode_examples, evaluate, source_text, write_evaluation
+from unforced.training.run_folder import RunFolder
 from unforced.types import Batch, Hypotheses
 
 FITTED = FittedTask(CopyTask(), CopyCodec())  # type: ignore[arg-type]
@@ -35,11 +33,7 @@ class Spy:
         assert not model.training
         assert not torch.is_grad_enabled()
         self.seen.append(
-            (
-                batch.mask.any().item(),
-                batch.source_mask.sum(dim=1).tolist(),
-                torch.rand(1, generator=rng).item(),
-            )
+            (batch.mask.any().item(), batch.source_mask.sum(dim=1).tolist(), torch.rand(1, generator=rng).item())
         )
         lengths = batch.source_mask.sum(dim=1, keepdim=True)
         return Hypotheses(batch.source.unsqueeze(1), lengths, lengths.double(), lengths.double())
@@ -65,9 +59,7 @@ def test_the_decoder_sees_no_target_and_similar_lengths_together() -> None:
     assert not any(gold for gold, _, _ in seen)
     flat = [length for _, lengths, _ in seen for length in lengths]
     assert flat == sorted(flat, reverse=True)
-    assert (
-        len({draw for _, _, draw in seen}) == 1
-    )  # what is drawn for an example must not depend on its batch
+    assert len({draw for _, _, draw in seen}) == 1  # what is drawn for an example must not depend on its batch
 
 
 def test_shares_make_the_whole_with_the_same_draws() -> None:
@@ -76,8 +68,7 @@ def test_shares_make_the_whole_with_the_same_draws() -> None:
     examples = copies(50, 1)
     whole = decode_examples(model(), FITTED, examples, Spy(seen), batch_rows=8)
     parts = [
-        decode_examples(model(), FITTED, examples, Spy(shared), batch_rows=8, share=(rank, 3))
-        for rank in range(3)
+        decode_examples(model(), FITTED, examples, Spy(shared), batch_rows=8, share=(rank, 3)) for rank in range(3)
     ]
     assert sorted(parts[0] + parts[1] + parts[2]) == whole
     assert sorted(shared) == sorted(seen)

@@ -1,7 +1,5 @@
 """Training tells an objective of the vocabulary and of the examples, once."""
 
-from __future__ import annotations
-
 import json
 import signal
 from dataclasses import dataclass
@@ -12,16 +10,16 @@ import pytest
 import torch
 from toy_training import CopyCodec, copies, job
 
-from unforced.costs import Weighted, WeightedHamming
 from unforced.objectives.beam_search_optimization import BeamSearchOptimization
+from unforced.objectives.costs import Weighted, WeightedHamming
 from unforced.objectives.cross_entropy import CrossEntropy
-from unforced.objectives.protocol import fitted
 from unforced.objectives.sequence_smoothing import SequenceSmoothing
 from unforced.objectives.soft_beam import SoftBeam
 from unforced.objectives.token_sequence_smoothing import TokenSequenceSmoothing
 from unforced.objectives.token_smoothing import TokenSmoothing
-from unforced.training.loop import train
+from unforced.protocols import fitted
 from unforced.training.options import Training
+from unforced.training.trainer import train
 from unforced.types import Batch, Loss, Progress
 
 SEEN: list[tuple[Any, Any]] = []
@@ -31,7 +29,7 @@ SEEN: list[tuple[Any, Any]] = []
 class Curious:
     """Remembers what it was told."""
 
-    def fitted(self, codec: Any, examples: Any) -> Curious:
+    def fitted(self, codec: Any, examples: Any) -> "Curious":
         SEEN.append((codec, examples))
         return self
 
@@ -48,7 +46,7 @@ class Stopping:
 
     inner: Any
 
-    def fitted(self, codec: Any, examples: Any) -> Stopping:
+    def fitted(self, codec: Any, examples: Any) -> "Stopping":
         return Stopping(self.inner.fitted(codec, examples))
 
     def __call__(self, model: Any, batch: Batch, *, progress: Progress, rng: torch.Generator) -> Loss:
@@ -63,9 +61,7 @@ def test_an_objective_is_told_once(folder: Path) -> None:
     train(made, folder / "run", quiet=True)
     ((codec, examples),) = SEEN
     assert codec is made.fitted.codec
-    assert [example.target for example in examples] == [
-        codec.encode(example).target for example in made.train
-    ]
+    assert [example.target for example in examples] == [codec.encode(example).target for example in made.train]
 
 
 def test_objectives_without_a_wish_stay_as_they_are() -> None:

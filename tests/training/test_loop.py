@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import errno
 import itertools
 import os
@@ -20,12 +18,12 @@ from unforced.objectives.label_smoothing import LabelSmoothing
 from unforced.objectives.minimum_risk import MinimumRisk
 from unforced.objectives.token_sequence_smoothing import TokenSequenceSmoothing
 from unforced.objectives.token_smoothing import TokenSmoothing
-from unforced.tasks.protocol import FittedTask
+from unforced.protocols import FittedTask
 from unforced.training import checkpoints
-from unforced.training.loop import train
+from unforced.training.checkpoints import model_tensors
 from unforced.training.options import Training
-from unforced.training.records import RunFolder
-from unforced.training.weights import model_tensors
+from unforced.training.run_folder import RunFolder
+from unforced.training.trainer import train
 
 SHORT: dict[str, Any] = {"epochs": 2, "batch_tokens": 150, "log_every": 2, "learning_rate": 0.01}
 
@@ -45,27 +43,13 @@ def test_a_run_learns_and_leaves_what_the_design_says(folder: Path) -> None:
     assert found.best["score"] == 1.0
     assert run.finished() == {key: value for key, value in found._asdict().items() if key != "best"}
     assert found.tokens == 12 * sum(len(example.target) + 1 for example in made.train)
-    assert {
-        "recipe.toml",
-        "run.json",
-        "codec.json",
-        "metrics.jsonl",
-        "samples.jsonl",
-        "checkpoints",
-        "best.json",
-    } < {path.name for path in run.path.iterdir()}
+    assert {"recipe.toml", "run.json", "codec.json", "metrics.jsonl", "samples.jsonl", "checkpoints", "best.json"} < {
+        path.name for path in run.path.iterdir()
+    }
     info = run.info()
-    assert {
-        "name",
-        "variant",
-        "seed",
-        "created",
-        "versions",
-        "threads",
-        "world",
-        "parameters",
-        "fingerprint",
-    } < set(info)
+    assert {"name", "variant", "seed", "created", "versions", "threads", "world", "parameters", "fingerprint"} < set(
+        info
+    )
     assert info["examples"]["train"] == {"read": 60, "kept": 60, "dropped": {}}
     assert run.recipe() == made.recipe
     assert run.codec() == {"letters": "abcdefgh"}
@@ -204,18 +188,9 @@ def test_early_stopping_and_a_metric_that_falls(
     found = train(job(options=options), folder / "run")
     assert found.reason == "patience"
     assert found.steps == 14
-    assert found.best == {
-        "checkpoint": "step-00000014",
-        "metric": "exact",
-        "score": 0.3,
-        "step": 14,
-    }  # the same again
+    assert found.best == {"checkpoint": "step-00000014", "metric": "exact", "score": 0.3, "step": 14}  # the same again
     kept = [path.name for path in RunFolder(folder / "run").checkpoints()]
-    assert kept == [
-        "step-00000008",
-        "step-00000012",
-        "step-00000014",
-    ]  # of the last two, both and the best they name
+    assert kept == ["step-00000008", "step-00000012", "step-00000014"]  # of the last two, both and the best they name
     said = " ".join(capsys.readouterr().err.split())
     assert "stopped at step 14 of 300: exact has not become better in 3 validations" in said
 
@@ -228,9 +203,7 @@ def test_patience_begins_behind_the_warmup(
     assert train(job(options=options), folder / "run", quiet=True).steps == 10
     short = Training(**{**SHORT, "epochs": 1}, warmup=1000)
     train(job(options=short), folder / "short")
-    assert "updates lie within the learning rate's warmup of 1000" in " ".join(
-        capsys.readouterr().err.split()
-    )
+    assert "updates lie within the learning rate's warmup of 1000" in " ".join(capsys.readouterr().err.split())
 
 
 def test_steps_end_before_epochs_and_are_validated(folder: Path) -> None:
@@ -349,9 +322,7 @@ def test_tensorboard_that_is_not_installed(folder: Path, monkeypatch: pytest.Mon
 
 
 def test_bf16_learns(folder: Path) -> None:
-    found = train(
-        job(options=Training(**{**SHORT, "epochs": 12}, precision="bf16")), folder / "run", quiet=True
-    )
+    found = train(job(options=Training(**{**SHORT, "epochs": 12}, precision="bf16")), folder / "run", quiet=True)
     assert found.best is not None
     assert found.best["score"] > 0.8
 
@@ -369,9 +340,7 @@ def test_signals_are_handled_in_the_main_thread_alone(folder: Path) -> None:
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
 
 
-def test_refining_a_model_that_is_not_trained_is_noted(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_refining_a_model_that_is_not_trained_is_noted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = job(options=Training(**SHORT))
     said = "MinimumRisk refines trained models: unless this one is, give a training.warm_start"
     train(replace(made, objective=MinimumRisk(samples=2)), folder / "risk")
@@ -393,9 +362,7 @@ def test_lines_for_those_without_a_terminal(folder: Path, capsys: pytest.Capture
     assert printed.out + printed.err == ""
 
 
-def test_bars_on_a_terminal(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bars_on_a_terminal(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     monkeypatch.setenv("COLUMNS", "120")
     train(job(options=Training(**{**SHORT, "epochs": 6})), folder / "run")

@@ -1,7 +1,5 @@
 """Runs that are killed, interrupted or damaged go on as if nothing had happened, bit for bit."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal
@@ -15,8 +13,8 @@ from toy_training import Noisy, Run, Slow, content, join
 
 from unforced.objectives.parallel_scheduled_sampling import ParallelScheduledSampling
 from unforced.objectives.scheduled_sampling import ScheduledSampling
-from unforced.schedules import Linear
-from unforced.training.records import RunFolder
+from unforced.objectives.schedules import Linear
+from unforced.training.run_folder import RunFolder
 
 OPTIONS: dict[str, Any] = {
     "epochs": 4,
@@ -48,9 +46,7 @@ def kill(run: Run, rng: random.Random) -> None:
     child.join()
 
 
-def killed_and_whole(
-    folder: Path, *, accumulate: int, epochs: int, kills: int, operations: list[int]
-) -> None:
+def killed_and_whole(folder: Path, *, accumulate: int, epochs: int, kills: int, operations: list[int]) -> None:
     """Compare a run that was killed at random moments, and at those of its ``operations``, with one that was not."""
     options = {**OPTIONS, "accumulate": accumulate, "epochs": epochs}
     whole, broken = Run(folder / "whole", options, SETTINGS), Run(folder / "broken", options, SETTINGS)
@@ -61,9 +57,7 @@ def killed_and_whole(
         kill(broken, random.Random(number))
     assert broken.finish() == [0]
     assert content(broken.folder) == content(whole.folder)
-    ids = [
-        row for update in RunFolder(broken.folder).samples() if update["epoch"] == 1 for row in update["ids"]
-    ]
+    ids = [row for update in RunFolder(broken.folder).samples() if update["epoch"] == 1 for row in update["ids"]]
     assert sorted(ids) == list(range(60))  # none repeated, none dropped
 
 

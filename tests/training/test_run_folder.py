@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import errno
 import os
 import signal
@@ -10,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from unforced.errors import InputError
-from unforced.training import files
-from unforced.training.records import RunFolder
+from unforced.training import run_folder
+from unforced.training.run_folder import RunFolder
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:
@@ -49,16 +47,10 @@ def test_content_without_resume_is_refused_and_untouched(tmp_path: Path) -> None
 
 def test_other_files_are_no_run_to_resume(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("all of it")
-    with (
-        pytest.raises(InputError, match="holds other files and no run"),
-        RunFolder(tmp_path).writing(resume=True),
-    ):
+    with pytest.raises(InputError, match="holds other files and no run"), RunFolder(tmp_path).writing(resume=True):
         pass
     assert snapshot(tmp_path) == {"thesis.txt": b"all of it"}
-    with (
-        pytest.raises(InputError, match="is a file"),
-        RunFolder(tmp_path / "thesis.txt").writing(resume=True),
-    ):
+    with pytest.raises(InputError, match="is a file"), RunFolder(tmp_path / "thesis.txt").writing(resume=True):
         pass
 
 
@@ -66,11 +58,11 @@ def test_what_a_kill_in_the_first_moments_leaves_is_resumed_and_swept(tmp_path: 
     run = RunFolder(tmp_path)
     (tmp_path / "lock").touch()
     (tmp_path / "recipe.toml").touch()
-    (tmp_path / f"{files.PART}12-run.json").write_text("{")
+    (tmp_path / f"{run_folder.PART}12-run.json").write_text("{")
     with run.writing(resume=True):
         assert sorted(p.name for p in tmp_path.iterdir()) == ["lock", "recipe.toml"]
         run.create(recipe="", info={}, codec={})
-    (tmp_path / "checkpoints" / f"{files.PART}step-00000001").mkdir(parents=True)
+    (tmp_path / "checkpoints" / f"{run_folder.PART}step-00000001").mkdir(parents=True)
     with run.writing(resume=True):
         assert list((tmp_path / "checkpoints").iterdir()) == []
 
@@ -79,10 +71,7 @@ def test_two_writers(tmp_path: Path) -> None:
     run = created(tmp_path)
     with run.writing(resume=True):
         before = snapshot(tmp_path)
-        with (
-            pytest.raises(InputError, match="another process is writing"),
-            RunFolder(tmp_path).writing(resume=True),
-        ):
+        with pytest.raises(InputError, match="another process is writing"), RunFolder(tmp_path).writing(resume=True):
             pass
         assert snapshot(tmp_path) == before
     with run.writing(resume=True):
@@ -92,7 +81,7 @@ def test_two_writers(tmp_path: Path) -> None:
 def test_the_lock_of_a_killed_process_does_not_block(tmp_path: Path) -> None:
     run = created(tmp_path)
     hold = (
-        "import sys, time; from unforced.training.records import RunFolder\n"
+        "import sys, time; from unforced.training.run_folder import RunFolder\n"
         "with RunFolder(sys.argv[1]).writing(resume=True): print('held', flush=True); time.sleep(60)"
     )
     process = subprocess.Popen([sys.executable, "-c", hold, str(tmp_path)], stdout=subprocess.PIPE)
@@ -132,22 +121,22 @@ def test_decoder_names_cannot_leave_the_folder(tmp_path: Path) -> None:
 
 
 def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files.replace_json(tmp_path / "a.json", [1])
+    run_folder.replace_json(tmp_path / "a.json", [1])
 
     def full(handle: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(InputError, match=r"a\.json: can't be written: No space left on device"):
-        files.replace_json(tmp_path / "a.json", [2])
+        run_folder.replace_json(tmp_path / "a.json", [2])
     assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
-    assert files.read_json(tmp_path / "a.json") == [1]
+    assert run_folder.read_json(tmp_path / "a.json") == [1]
 
 
 def test_a_log_that_lost_lines_is_not_continued(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("{}\n")
     with pytest.raises(InputError, match="has 3 bytes where the checkpoint has seen 10"):
-        files.LineLog(tmp_path / "log", size=10)
+        run_folder.LineLog(tmp_path / "log", size=10)
     assert (tmp_path / "log").read_text() == "{}\n"
 
 
@@ -159,10 +148,7 @@ def test_a_read_only_place_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     monkeypatch.setattr(os, "open", refuse)
-    with (
-        pytest.raises(InputError, match="run: can't be written: Read-only file system"),
-        run.writing(resume=True),
-    ):
+    with pytest.raises(InputError, match="run: can't be written: Read-only file system"), run.writing(resume=True):
         pass
     monkeypatch.undo()
     assert snapshot(run.path) == before

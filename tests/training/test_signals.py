@@ -1,13 +1,11 @@
 """What is remembered of signals, and which act at once."""
 
-from __future__ import annotations
-
 import os
 import signal
 
 import pytest
 
-from unforced.training.signals import catch_signals
+from unforced.training.distributed import catch_signals
 
 
 def test_a_second_sigterm_says_nothing_new() -> None:

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -14,7 +12,7 @@ from unforced.objectives.scheduled_sampling import ScheduledSampling
 from unforced.training.batching import token_lengths
 from unforced.training.distributed import start
 from unforced.training.options import Training
-from unforced.training.update import Updater
+from unforced.training.trainer import Updater
 from unforced.types import Progress
 
 

@@ -1,7 +1,5 @@
 """A copying task, a small model and a greedy decoder that implement the protocols, and jobs made of them."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import random
@@ -18,14 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from unforced import streams
 from unforced.errors import InputError
 from unforced.objectives.cross_entropy import CrossEntropy, gold_scores
-from unforced.tasks.protocol import FittedTask
-from unforced.training.files import read_json
-from unforced.training.loop import Job, train
+from unforced.ops import random_streams
+from unforced.protocols import FittedTask
 from unforced.training.options import Training
-from unforced.training.records import RunFolder
+from unforced.training.run_folder import RunFolder, read_json
+from unforced.training.trainer import Job, train
 from unforced.types import Batch, DecoderState, Encoded, Example, Examples, Hypotheses, Loss, Sizes, Symbols
 
 SYMBOLS = Symbols(pad=0, bos=1, eos=2, banned=(0, 1))
@@ -64,7 +61,7 @@ class CopyCodec:
         return {"letters": self.letters}
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> CopyCodec:
+    def from_json(cls, data: dict[str, Any]) -> "CopyCodec":
         return cls(**data)
 
 
@@ -173,7 +170,9 @@ class Noisy:
     def __call__(self, model: Any, batch: Batch, *, progress: Any, rng: torch.Generator) -> Loss:
         scores, gold = gold_scores(model, batch)
         nll = nn.functional.cross_entropy(scores, gold, reduction="none")
-        drawn = streams.uniform(streams.keys(batch, rng), 0).unsqueeze(1).expand(batch.mask.shape)[batch.mask]
+        drawn = (
+            random_streams.uniform(random_streams.keys(batch, rng), 0).unsqueeze(1).expand(batch.mask.shape)[batch.mask]
+        )
         weights = 0.5 + drawn.to(nll.dtype)
         count = torch.tensor(float(len(gold)))
         return Loss((weights * nll).sum(), count, {"nll": (nll.detach().sum(), count)})
@@ -234,7 +233,7 @@ def job(
 # ---- runs in processes of their own ----
 
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["unforced.training.loop", "unforced.objectives.cross_entropy", "torch._dynamo"])
+FORKS.set_forkserver_preload(["unforced.training.trainer", "unforced.objectives.cross_entropy", "torch._dynamo"])
 
 
 @dataclass
@@ -260,11 +259,7 @@ class Run:
             die_at(self.dies_at)
         if self.world > 1:  # what torchrun would say
             os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(self.world)}
-            os.environ |= {
-                "LOCAL_WORLD_SIZE": str(self.world),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-            }
+            os.environ |= {"LOCAL_WORLD_SIZE": str(self.world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         made = job(options=Training(**self.options), **self.settings)
         try:
             train(made, self.folder, resume=True, quiet=True)

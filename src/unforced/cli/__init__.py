@@ -3,8 +3,6 @@
 What the user got wrong is one line on standard error and exit code 2.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import warnings
@@ -16,9 +14,9 @@ from typing import TextIO
 from cyclopts import App, CycloptsError, Parameter
 
 from unforced import __version__
-from unforced.cli.energies import sample, score
-from unforced.cli.looking import data, list_, plot, show
-from unforced.cli.training import compare, decode, evaluate, report, train
+from unforced.cli.energy import sample, score
+from unforced.cli.inspect import data, list_, plot, show
+from unforced.cli.train import compare, decode, evaluate, report, train
 from unforced.errors import InputError
 
 PACKAGE = Path(__file__).parent.parent

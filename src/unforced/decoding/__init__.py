@@ -14,9 +14,9 @@ tensor([[[3, 3, 2],
 """
 
 from unforced.decoding.beam import Beam
-from unforced.decoding.exact import enumerate_sequences
+from unforced.decoding.enumeration import enumerate_sequences
 from unforced.decoding.greedy import Greedy
-from unforced.decoding.protocol import Decoder
 from unforced.decoding.sampling import Sample
+from unforced.protocols import Decoder
 
 __all__ = ["Beam", "Decoder", "Greedy", "Sample", "enumerate_sequences"]

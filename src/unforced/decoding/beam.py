@@ -1,18 +1,25 @@
 """Beam search, in which finished hypotheses leave the beam for a pool, or stay in it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from unforced.decoding.constraints import Constraints, check_lengths, limits
-from unforced.decoding.search import HardMove, Record, Selection, evaluating, hypotheses, search
-from unforced.decoding.top import top, top_continuations
+from unforced.decoding.search import (
+    Constraints,
+    HardMove,
+    Record,
+    Selection,
+    check_lengths,
+    evaluating,
+    hypotheses,
+    limits,
+    search,
+)
 from unforced.errors import InputError
-from unforced.models.protocol import StepDecoder
+from unforced.ops.topk import top, top_continuations
+from unforced.protocols import StepDecoder
 from unforced.types import Batch, Hypotheses
 
 EarlyStopping = Literal["heuristic", "full", "never"]
@@ -46,9 +53,7 @@ class Pool:
     def begin(self, limits: Tensor) -> PoolMemory:
         log_probs = _first_alone(limits, self.width)
         none = torch.full_like(log_probs, -torch.inf)
-        pool = torch.where(
-            limits.unsqueeze(1) == 0, log_probs, none
-        )  # no step to take: the empty output it is
+        pool = torch.where(limits.unsqueeze(1) == 0, log_probs, none)  # no step to take: the empty output it is
         nodes = torch.zeros_like(log_probs, dtype=torch.long)
         return PoolMemory(log_probs, nodes, pool, pool, nodes - 1, nodes, limits)
 
@@ -159,7 +164,7 @@ class Beam:
 
     ``beam`` is K, ``length_penalty`` λ, ``nbest`` how many outputs are returned for each example (at most K; where
     fewer exist, the rest are empty with score −inf). ``min_length`` and ``max_length`` are those of
-    ``unforced.decoding.constraints``. Ties go to the better parent, then to the lower token id.
+    ``unforced.decoding.search``. Ties go to the better parent, then to the lower token id.
 
     ``finished`` says what becomes of a hypothesis that has ended. With "pool" it leaves the beam; the search stops for an
     example as ``early_stopping`` says, once there are K such: "heuristic" when the best running hypothesis, were it to
@@ -211,8 +216,6 @@ class Beam:
                 log_probs, _, ends, nodes = found.memory
                 scores = log_probs / (ends + 1).clamp(min=1) ** self.length_penalty
                 order = scores.argsort(dim=1, descending=True, stable=True)
-                scores, log_probs, ends, nodes = (
-                    x.gather(1, order) for x in (scores, log_probs, ends, nodes)
-                )
+                scores, log_probs, ends, nodes = (x.gather(1, order) for x in (scores, log_probs, ends, nodes))
             best = (leaf[:, : self.nbest] for leaf in (ends, nodes, log_probs, scores))
             return hypotheses(found, batch, *best)

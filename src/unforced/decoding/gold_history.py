@@ -1,17 +1,14 @@
 """What a model would say if it never had to live with its own mistakes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
-from unforced.decoding.constraints import Constraints
 from unforced.decoding.greedy import argmax
-from unforced.decoding.search import evaluating
+from unforced.decoding.search import Constraints, evaluating
 from unforced.errors import InputError
-from unforced.models.protocol import StepDecoder, require
+from unforced.protocols import StepDecoder, require
 from unforced.types import Batch, Hypotheses
 
 

@@ -3,8 +3,6 @@
 The selector of one hypothesis an example is shared with sampling.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -12,10 +10,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from unforced.decoding.constraints import Constraints, check_lengths, limits
-from unforced.decoding.search import Found, HardMove, Record, Selection, evaluating, hypotheses, search
-from unforced.decoding.top import top_continuations
-from unforced.models.protocol import StepDecoder
+from unforced.decoding.search import (
+    Constraints,
+    Found,
+    HardMove,
+    Record,
+    Selection,
+    check_lengths,
+    evaluating,
+    hypotheses,
+    limits,
+    search,
+)
+from unforced.ops.topk import top_continuations
+from unforced.protocols import StepDecoder
 from unforced.types import Batch, Hypotheses, Tree
 
 
@@ -59,7 +67,7 @@ def argmax(t: int, token_scores: Tensor, own: Tree) -> Tensor:
 class Greedy:
     """Take the most probable token at each step: ŷ_t = argmax_w log p(w | ŷ_<t, x).
 
-    ``min_length`` and ``max_length`` are those of ``unforced.decoding.constraints``.
+    ``min_length`` and ``max_length`` are those of ``unforced.decoding.search``.
 
     >>> from unforced.decoding.greedy import Greedy
     >>> Greedy(max_length=20)

@@ -1,23 +1,20 @@
 """Ancestral sampling, with temperature, top-k and nucleus, from random numbers that belong to the examples.
 
 The uniform number of example e, sample n, step t is a function of the call's seed and of (e, n, t) alone
-(``unforced.streams``): with a generator in the same state an example's samples are the same in any batch.
+(``unforced.ops.random_streams``): with a generator in the same state an example's samples are the same in any batch.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from unforced import streams
-from unforced.decoding.constraints import Constraints, check_lengths, limits
 from unforced.decoding.greedy import OneToken, singles
-from unforced.decoding.search import evaluating, search
-from unforced.decoding.top import top
+from unforced.decoding.search import Constraints, check_lengths, evaluating, limits, search
 from unforced.errors import InputError
-from unforced.models.protocol import StepDecoder
+from unforced.ops import random_streams
+from unforced.ops.topk import top
+from unforced.protocols import StepDecoder
 from unforced.types import Batch, Hypotheses
 
 
@@ -29,7 +26,7 @@ class Sample:
     together have at least that probability (of what top_k left, after the temperature). ``samples`` outputs are
     drawn for each example, independently, and returned with the most probable first; ``log_probs`` is what the model
     says of them, with no temperature and nothing cut. ``min_length`` and ``max_length`` are those of
-    ``unforced.decoding.constraints``. The call needs ``rng``.
+    ``unforced.decoding.search``. The call needs ``rng``.
 
     >>> from unforced.decoding.sampling import Sample
     >>> Sample(temperature=0.7, nucleus=0.9).samples
@@ -65,7 +62,7 @@ class Sample:
     def keys(self, batch: Batch, rng: torch.Generator) -> Tensor:
         """Where the random streams start: [B·samples] int64."""
         numbers = torch.arange(self.samples, device=batch.gold.device)
-        return streams.branch(streams.keys(batch, rng).unsqueeze(1), numbers).flatten()
+        return random_streams.branch(random_streams.keys(batch, rng).unsqueeze(1), numbers).flatten()
 
     def pick(self, t: int, token_scores: Tensor, keys: Tensor) -> Tensor:
         """[B,V] log-probabilities, [B] keys -> [B] tokens."""
@@ -78,7 +75,7 @@ class Sample:
         if self.nucleus is not None:
             before = weights.cumsum(dim=1) - weights  # what the more probable tokens have together
             weights = weights.masked_fill(before >= self.nucleus, 0)
-        drawn = streams.draw(weights, streams.uniform(keys, t))
+        drawn = random_streams.draw(weights, random_streams.uniform(keys, t))
         return drawn if order is None else order.gather(1, drawn.unsqueeze(1)).squeeze(1)
 
 

@@ -1,26 +1,119 @@
-"""The search loop: it runs the model, a selector decides.
+"""What an output may be: how long, and of which tokens.
 
-CRB Algorithms 1 and 3 are the same loop. At each step the model scores all continuations of every hypothesis; what
-differs is what is made of the scores: which tokens (or mixtures of tokens) are fed next, which hypotheses (or mixtures
-of hypotheses) go on, and what is added up on the way. That is the selector's part. The loop's part is to start, to
-advance and to score, to let examples leave the batch when they have finished, and to keep a trace.
+Every decoder has these two fields. ``min_length`` is the least number of tokens before the end symbol. ``max_length`` is
+the largest number of tokens, the end symbol counted among them: the search takes at most that many steps, and an
+output that has not ended by then is returned as it stands, without an end symbol. (So the probabilities of all
+outputs add up to one.) They are ``min_new_tokens`` and ``max_new_tokens`` of Hugging Face's ``generate``.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from unforced import rows
 from unforced.errors import InputError
-from unforced.models.protocol import StepDecoder, require, stepping
-from unforced.types import Batch, DecoderState, Hypotheses, Tree
+from unforced.ops import state_rows
+from unforced.ops.masks import widened
+from unforced.protocols import StepDecoder, require, stepping
+from unforced.types import Batch, DecoderState, Hypotheses, Symbols, Tree
+
+UNKNOWN_LENGTH = 256  # the limit where neither the task nor a source of tokens suggests one
+
+
+def check_lengths(min_length: int, max_length: int | None) -> None:
+    """Raise ``InputError`` where a decoder's length fields make no sense."""
+    if min_length < 0:
+        raise InputError(f"min_length must not be negative, not {min_length}")
+    if max_length is not None and max_length < max(min_length, 1):
+        raise InputError(f"max_length must be at least {max(min_length, 1)}, not {max_length}")
+
+
+def limits(batch: Batch, min_length: int = 0, max_length: int | None = None) -> Tensor:
+    """The number of steps [B] that each example may take; an example's limit never depends on its batch mates.
+
+    Where outputs have no end symbol, exactly ``batch.length``. Else ``max_length``, and where that is None:
+    ``batch.length`` if the task gives it, 2 S + 10 for a source of S tokens, or 256 (more if ``min_length`` asks it).
+
+    >>> gold = torch.tensor([[3, 2], [4, 2]])
+    >>> source = torch.tensor([[5, 6, 7], [8, 0, 0]])
+    >>> symbols = Symbols(pad=0, bos=1, eos=2, banned=(0, 1))
+    >>> limits(Batch.of_gold(gold, gold > 0, symbols, source=source, source_mask=source > 0))
+    tensor([16, 12])
+    """
+    if batch.symbols.eos is None:
+        if batch.length is None:
+            raise InputError("outputs without an end symbol need Batch.length, the length of each output")
+        if min_length or max_length is not None:
+            raise InputError("min_length and max_length mean nothing where each output's length is fixed")
+        return batch.length
+    zeros = torch.zeros(len(batch), dtype=torch.long, device=batch.gold.device)
+    if max_length is not None:
+        return zeros + max_length
+    if batch.length is not None:
+        default = batch.length
+    elif batch.source_mask is not None:
+        default = 2 * batch.source_mask.sum(dim=1) + 10
+    elif batch.source is not None and batch.source.dim() == 2:
+        default = zeros + 2 * batch.source.shape[1] + 10
+    else:
+        default = zeros + UNKNOWN_LENGTH
+    return default.clamp(min=min_length + 1)
+
+
+class Constraints(NamedTuple):
+    """Which tokens may be emitted when: never those that are banned, EOS not before ``min_length`` tokens."""
+
+    eos: int | None
+    pad: int
+    min_length: int
+    banned: Tensor  # [·] long
+    banned_early: Tensor  # [·] long, EOS among them
+    kind: Literal["local", "global"] = "local"
+
+    @classmethod
+    def of(cls, batch: Batch, min_length: int = 0, kind: Literal["local", "global"] = "local") -> "Constraints":
+        symbols: Symbols = batch.symbols
+        banned = sorted(set(symbols.banned) - {symbols.eos})
+        early = banned if symbols.eos is None else [*banned, symbols.eos]
+        never, not_yet = (torch.tensor(ids, dtype=torch.long, device=batch.gold.device) for ids in (banned, early))
+        return cls(symbols.eos, symbols.pad, min_length, never, not_yet, kind)
+
+    def token_scores(self, t: int, scores: Tensor) -> Tensor:
+        """The model's scores [...,V] at step t -> what tokens add to a hypothesis, in a new tensor [...,V].
+
+        That is their log-softmax (``local``) or the scores themselves (``global``), with −inf for tokens that may not
+        be emitted. What is banned keeps its share of the probability: a ban excludes, it does not renormalise.
+        """
+        scores = widened(scores)
+        banned = self.banned_at(t)
+        if self.kind == "global":
+            check_finite(scores, t)
+            return scores.index_fill(-1, banned, -torch.inf)
+        log_probs = scores.log_softmax(dim=-1)
+        if log_probs[..., 0].isnan().any():  # so is the whole row: all scores are −inf, or the model is broken
+            check_finite(scores, t)
+            log_probs.masked_fill_(log_probs.isnan(), -torch.inf)
+        return log_probs.index_fill_(-1, banned, -torch.inf)
+
+    def banned_at(self, t: int) -> Tensor:
+        """The ids that may not be emitted at step t."""
+        return self.banned if t >= self.min_length else self.banned_early
+
+    def is_end(self, tokens: Tensor) -> Tensor:
+        return torch.zeros_like(tokens, dtype=torch.bool) if self.eos is None else tokens == self.eos
+
+
+def check_finite(scores: Tensor, t: int) -> None:
+    """Raise ``InputError`` where a score is NaN or +inf (−inf is a token that can't come)."""
+    if not bool((scores < torch.inf).all()):
+        raise InputError(f"the model gave NaN or infinite scores at step {t}")
+
+
+# The search loop: it runs the model, a selector decides.
 
 ENDING = 4  # stretches of steps at the end of a search that are not made again
 
@@ -55,7 +148,7 @@ class HardMove(NamedTuple):
         chosen = (chosen.unsqueeze(1) + self.parents).flatten()
         if k == self.width and torch.equal(chosen, torch.arange(b * k, device=chosen.device)):
             return state  # the beam kept its order: nothing to copy
-        return rows.reorder(state, chosen)
+        return state_rows.reorder(state, chosen)
 
     def inputs(self, model: StepDecoder) -> Tensor:
         return model.embed(self.tokens.reshape(-1, 1))
@@ -142,7 +235,7 @@ def search(
     move: Any = HardMove(batch.prefix[:, :1].repeat_interleave(copies, dim=0), None, 1)
     if not examples:
         state = DecoderState(None, None)
-    state = rows.repeat(model.start(batch) if state is None else state, copies)
+    state = state_rows.repeat(model.start(batch) if state is None else state, copies)
     running, t, width, nearest = limits > 0, 0, 1, 0
     calm = not getattr(model, "training", True)  # steps that are made again are made in the same mode
     kept = 0 if stretch is None or not examples else int(limits.max()) - ENDING * stretch  # steps from it on
@@ -153,18 +246,16 @@ def search(
             memory, move, limits, alive = _take((memory, move, limits, alive), stay)
             if not alive.numel():
                 break
-            state = rows.keep(state, _rows_of(stay, width))
+            state = state_rows.keep(state, _rows_of(stay, width))
         if t >= nearest:
             nearest = int(limits.min())  # nobody's last step comes before it
         if t and selector.width != width:  # after the first step one hypothesis becomes K
-            shared = rows.repeat(DecoderState(None, state.shared), selector.width).shared
+            shared = state_rows.repeat(DecoderState(None, state.shared), selector.width).shared
             state, width = state._replace(shared=shared), selector.width
         count = 1 if stretch is None or t == 0 else min(stretch, nearest - t)
         last = limits == t + count if t + count >= nearest else None
         if stretch is None:
-            state, (memory, move, record, running) = step(
-                model, selector, t, width, state, move, memory, last
-            )
+            state, (memory, move, record, running) = step(model, selector, t, width, state, move, memory, last)
             if record is not None:
                 trace.append((alive, record))
         else:
@@ -214,7 +305,7 @@ def _steps(
 
 
 def _take(tree: Tree, examples: Tensor) -> Tree:
-    return rows.map_rows(lambda leaf: leaf.index_select(0, examples), tree)
+    return state_rows.map_rows(lambda leaf: leaf.index_select(0, examples), tree)
 
 
 def _rows_of(examples: Tensor, width: int) -> Tensor:
@@ -271,9 +362,7 @@ def hypotheses(
     if not possible[:, :1].all():
         row = int((~possible[:, 0]).nonzero()[0]) // found.copies
         which = row if batch.ids is None else int(batch.ids[row])
-        raise InputError(
-            f"no output is possible for example {which}: the model gives every one the score −inf"
-        )
+        raise InputError(f"no output is possible for example {which}: the model gives every one the score −inf")
     ends = torch.where(possible, ends, -1)
     tokens = follow(found, ends, nodes, batch.symbols.pad)
     flat = Hypotheses(tokens, ends + 1, log_probs, scores)

@@ -20,16 +20,9 @@ tensor([2, 1])
 from unforced.energy.chain import Chain
 from unforced.energy.energies import allowed, canvas, energy, terms, variables
 from unforced.energy.gibbs import Gibbs
-from unforced.energy.kernels import (
-    ChainInfo,
-    ChainState,
-    Kernel,
-    Sampler,
-    SweepInfo,
-    sweep,
-)
 from unforced.energy.mask_predict import MaskPredict, random_start, warm_start
 from unforced.energy.metropolis_hastings import MetropolisHastings
+from unforced.energy.samplers import ChainInfo, ChainState, Kernel, Sampler, SweepInfo, sweep
 
 __all__ = [
     "Chain",

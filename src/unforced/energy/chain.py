@@ -1,7 +1,5 @@
 """Decode by a masked model as it is sampled: outputs are where Markov chains have got to after some sweeps."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -11,11 +9,11 @@ from torch import Tensor
 from unforced.decoding.sampling import best_first
 from unforced.decoding.search import evaluating
 from unforced.energy import energies
-from unforced.energy.kernels import Sampler, sweep
 from unforced.energy.mask_predict import guessed_lengths, random_start, warm_start
 from unforced.energy.metropolis_hastings import MetropolisHastings
+from unforced.energy.samplers import Sampler, sweep
 from unforced.errors import InputError, check_choice
-from unforced.models.protocol import require
+from unforced.protocols import require
 from unforced.types import Batch, Hypotheses
 
 Start = Literal["greedy", "random"]

@@ -4,8 +4,6 @@ R-hat and the effective sample size are those of Vehtari, Gelman, Simpson, Carpe
 and localization: an improved R-hat" (2021). Traces are [...,M,N]: N draws of each of M chains that have the same target.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

@@ -15,8 +15,6 @@ each with the same results and less work,
 - ``encoded(batch) -> Batch``: the same batch with its sources encoded, which its other methods take as they take any.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
@@ -25,7 +23,7 @@ import torch
 from torch import Tensor
 
 from unforced.errors import InputError, check_choice
-from unforced.masking import length_mask, widened
+from unforced.ops.masks import length_mask, widened
 from unforced.types import Batch, Symbols
 
 Kind = Literal["raw", "local"]
@@ -84,13 +82,7 @@ def canvas(batch: Batch, lengths: Tensor) -> Batch:
         gold.scatter_(1, lengths.unsqueeze(1), symbols.eos)
     gold = gold.masked_fill(~mask, symbols.pad)
     made = Batch.of_gold(gold, mask, symbols)
-    return replace(
-        batch,
-        prefix=made.prefix,
-        gold=gold,
-        mask=mask,
-        length=None if batch.length is None else whole,
-    )
+    return replace(batch, prefix=made.prefix, gold=gold, mask=mask, length=None if batch.length is None else whole)
 
 
 def prepare(model: Any, batch: Batch) -> Batch:
@@ -149,12 +141,7 @@ def at_blocks(
 
 
 def terms(
-    model: Any,
-    batch: Batch,
-    tokens: Tensor,
-    kind: Kind = "local",
-    rows: int = ROWS,
-    where: Tensor | None = None,
+    model: Any, batch: Batch, tokens: Tensor, kind: Kind = "local", rows: int = ROWS, where: Tensor | None = None
 ) -> Tensor:
     """What each position adds to −E, [R,T]: the score of its token while it alone is masked, raw or normalised.
 
@@ -165,13 +152,7 @@ def terms(
 
 
 def terms_of(
-    model: Any,
-    batch: Batch,
-    example: Tensor,
-    tokens: Tensor,
-    kind: Kind,
-    rows: int = ROWS,
-    where: Tensor | None = None,
+    model: Any, batch: Batch, example: Tensor, tokens: Tensor, kind: Kind, rows: int = ROWS, where: Tensor | None = None
 ) -> Tensor:
     """``terms`` of rows [N,T] in any order and number; ``example`` [N] says which example of the batch each belongs to."""
     return found_of(model, batch, example, tokens, kind, rows, where).terms
@@ -245,9 +226,7 @@ def pick(scores: Tensor, tokens: Tensor, kind: Kind, symbols: Symbols) -> Tensor
     return chosen.masked_fill(~kept[tokens], -torch.inf)
 
 
-Part = tuple[
-    Tensor, Tensor, Tensor | None
-]  # numbers [n] of some of what was asked for, scores, features if any
+Part = tuple[Tensor, Tensor, Tensor | None]  # numbers [n] of some of what was asked for, scores, features if any
 
 
 def block_parts(
@@ -279,9 +258,7 @@ def _single_parts(
     model: Any, batch: Batch, example: Tensor, tokens: Tensor, row: Tensor, position: Tensor, rows: int
 ) -> Iterator[Part]:
     """Single positions: their numbers [n], scores [n,V] and features [n,H]."""
-    for numbers, scores, features in block_parts(
-        model, batch, example, tokens, row, position.unsqueeze(1), None, rows
-    ):
+    for numbers, scores, features in block_parts(model, batch, example, tokens, row, position.unsqueeze(1), None, rows):
         yield numbers, scores.squeeze(1), None if features is None else features.squeeze(1)
 
 

@@ -3,8 +3,6 @@
 Prefixes and suffixes are read once, whatever strings they are part of, and joined as matrix products.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from itertools import product
@@ -13,9 +11,9 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from unforced import rows
 from unforced.energy.energies import Kind
 from unforced.energy.spaces import Running, Space
+from unforced.ops import state_rows
 from unforced.types import Batch
 
 Side = Literal["left", "right"]
@@ -29,7 +27,7 @@ PART = 2**20  # energies that are summed at once
 class Factored(Protocol):
     """score(y_t = w) = P_w · g(l(y_<t) + r(y_>t)) + bias_w, where contexts grow by one token at a time.
 
-    Contexts are a tree of tensors with rows first (``unforced.rows``).
+    Contexts are a tree of tensors with rows first (``unforced.ops.state_rows``).
     """
 
     def steady(self) -> bool:
@@ -178,9 +176,7 @@ def _block_terms(
 _Slab = tuple[int, Tensor]
 
 
-def _slabs(
-    model: Factored, side: Side, contexts: Sequence[Any], nearest: Sequence[Tensor]
-) -> Iterator[_Slab]:
+def _slabs(model: Factored, side: Side, contexts: Sequence[Any], nearest: Sequence[Tensor]) -> Iterator[_Slab]:
     """l or r of all strings on one side, a slab at a time: the number of its first string, and [n,J].
 
     ``nearest`` are the choices on that side, from the position next to the token outwards; ``contexts`` those of strings
@@ -195,7 +191,7 @@ def _slabs(
     several = len(ids) if side == "left" else max(1, SLAB // count)  # tokens
     for token in range(0, len(ids), several):
         for start in range(0, count, some):
-            part = rows.map_rows(lambda leaf: leaf[start : start + some], shorter)  # noqa: B023 - used at once
+            part = state_rows.map_rows(lambda leaf: leaf[start : start + some], shorter)  # noqa: B023 - used at once
             longer = model.extend(side, part, ids[token : token + several])
             yield start * len(ids) if side == "left" else token * count + start, model.joined(side, longer)
 
@@ -203,7 +199,7 @@ def _slabs(
 def _count(tree: Any) -> int:
     """The number of rows of a tree."""
     found: list[int] = []
-    rows.map_rows(lambda leaf: found.append(len(leaf)) or leaf, tree)  # type: ignore[func-returns-value]
+    state_rows.map_rows(lambda leaf: found.append(len(leaf)) or leaf, tree)  # type: ignore[func-returns-value]
     return found[0]
 
 

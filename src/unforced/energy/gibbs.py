@@ -1,7 +1,5 @@
 """Gibbs sampling from a masked model's free conditionals, which need not belong to any joint distribution."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +8,7 @@ from torch import Tensor
 
 from unforced.energy import energies
 from unforced.energy.energies import Found, Kind
-from unforced.energy.kernels import ChainInfo, ChainState, Kernel, Turn, Walk
-from unforced.energy.proposals import Proposals
+from unforced.energy.samplers import ChainInfo, ChainState, Kernel, Proposals, Turn, Walk
 from unforced.errors import check_choice
 from unforced.types import Batch
 

@@ -3,21 +3,19 @@
 Also sequences for chains to start from.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from unforced import streams
 from unforced.decoding.search import evaluating
 from unforced.energy import energies
 from unforced.energy.energies import ROWS
 from unforced.errors import InputError
-from unforced.masking import widened
-from unforced.models.protocol import require
+from unforced.ops import random_streams
+from unforced.ops.masks import widened
+from unforced.protocols import require
 from unforced.types import Batch, Hypotheses
 
 
@@ -78,9 +76,9 @@ def random_start(batch: Batch, size: int, rng: torch.Generator, chains: int = 1)
     """Uniform tokens of a vocabulary of ``size``, another sequence for each chain: [B·chains,T]."""
     kept = energies.allowed(batch.symbols, size, batch.gold.device).nonzero().squeeze(1)
     numbers = torch.arange(chains, device=kept.device)
-    keys = streams.branch(streams.keys(batch, rng).unsqueeze(1), numbers).flatten()
+    keys = random_streams.branch(random_streams.keys(batch, rng).unsqueeze(1), numbers).flatten()
     columns = torch.arange(batch.gold.shape[1], device=kept.device)
-    drawn = (streams.uniform(keys.unsqueeze(1), columns) * len(kept)).long().clamp(max=len(kept) - 1)
+    drawn = (random_streams.uniform(keys.unsqueeze(1), columns) * len(kept)).long().clamp(max=len(kept) - 1)
     free, gold = (leaf.repeat_interleave(chains, dim=0) for leaf in (energies.variables(batch), batch.gold))
     return torch.where(free, kept[drawn], gold)
 

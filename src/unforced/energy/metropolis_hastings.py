@@ -1,7 +1,5 @@
 """Metropolis-Hastings with a masked model's conditionals as proposals (Goyal 2021, section 6.4)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +8,7 @@ from torch import Tensor
 
 from unforced.energy import energies
 from unforced.energy.energies import Found, Kind
-from unforced.energy.kernels import ChainInfo, ChainState, Kernel, Proposed, Turn, Walk, energy_of
-from unforced.energy.proposals import Proposals
+from unforced.energy.samplers import ChainInfo, ChainState, Kernel, Proposals, Proposed, Turn, Walk, energy_of
 from unforced.errors import InputError, check_choice
 from unforced.types import Batch
 
@@ -40,9 +37,7 @@ class MetropolisHastings(Proposals):
     energy: Kind = "local"
     target: float = 1.0  # temperature of the distribution that is sampled
     anneal: float = 0.0  # what is taken from it after each sweep
-    lowest: float | None = (
-        None  # what it never falls below: 0.05 unless given, or the target where that is less
-    )
+    lowest: float | None = None  # what it never falls below: 0.05 unless given, or the target where that is less
     forced: int = 0  # sweeps at the beginning in which every proposal is accepted
 
     def __post_init__(self) -> None:
@@ -53,9 +48,7 @@ class MetropolisHastings(Proposals):
         if not 0 < self.target < float("inf"):
             raise InputError(f"target, a temperature, must be positive, not {self.target}")
         if self.lowest is not None and not 0 < self.lowest <= self.target:
-            raise InputError(
-                f"lowest must be positive and not above the target, {self.target:g}, but is {self.lowest}"
-            )
+            raise InputError(f"lowest must be positive and not above the target, {self.target:g}, but is {self.lowest}")
 
     def target_at(self, sweep: int) -> float:
         """The temperature of the target in sweep 0, 1, …"""
@@ -90,9 +83,7 @@ class MetropolisWalk(Walk):
             raise InputError("the model gave NaN or infinite scores")
         accepted = turn.chances.log() < log_ratio
         novel = accepted & proposed.changed
-        state = self.update(
-            state, turn.rows[novel], proposed.tokens[novel], Found(*(leaf[novel] for leaf in found))
-        )
+        state = self.update(state, turn.rows[novel], proposed.tokens[novel], Found(*(leaf[novel] for leaf in found)))
         return state, self.info(state, turn, accepted, novel, log_ratio)
 
     def own(self, scores: Tensor, drawn: Tensor) -> Tensor:
@@ -124,9 +115,7 @@ class MetropolisWalk(Walk):
         example = energies.examples(self.batch, state.tokens)[turn.rows]
         target = self.moves.target_at(int(state.sweep))
         terms, wanted, counted, back = self.known(turn, proposed, self.free[example], target)
-        before, features = (
-            leaf[todo] for leaf in old
-        )  # features at the block's own position stay as they are
+        before, features = (leaf[todo] for leaf in old)  # features at the block's own position stay as they are
 
         def ratio(terms: Tensor) -> Tensor:
             difference = terms.double() - before.double()
@@ -153,8 +142,7 @@ class MetropolisWalk(Walk):
             if not len(alive):
                 break
         found = Found(
-            old.terms.index_copy(0, todo, terms.to(old.terms.dtype)),
-            old.features.index_copy(0, todo, features),
+            old.terms.index_copy(0, todo, terms.to(old.terms.dtype)), old.features.index_copy(0, todo, features)
         )
         return log_ratio.index_copy(0, todo, ratio(terms)), found
 

@@ -17,8 +17,6 @@ Masked copies run in micro-batches of a bounded number of tokens, those of like 
 nor with the length of sentences, up to the length at which one copy fills a micro-batch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple
 
@@ -28,8 +26,8 @@ from torch import Tensor
 from unforced.decoding.search import evaluating
 from unforced.energy import energies
 from unforced.errors import InputError, check_choice
-from unforced.masking import widened
-from unforced.models.protocol import require
+from unforced.ops.masks import widened
+from unforced.protocols import require
 from unforced.types import Batch
 
 Masking = Literal["single", "left_to_right", "whole"]
@@ -172,13 +170,7 @@ def _log_probs(over: Over, batch: Batch) -> Measure:
 
 
 def _collect(
-    model: Any,
-    batch: Batch,
-    wanted: Tensor,
-    together: Blocks | None,
-    measure: Measure,
-    width: int,
-    tokens: int,
+    model: Any, batch: Batch, wanted: Tensor, together: Blocks | None, measure: Measure, width: int, tokens: int
 ) -> Tensor:
     """What ``measure`` makes of the scores at the positions that are wanted: [B,T,K], 0 elsewhere; K is ``width``."""
     row, position = wanted.nonzero(as_tuple=True)
@@ -196,9 +188,7 @@ def _collect(
 Parts = Iterator[tuple[Tensor, Tensor]]  # numbers [n] of some positions, and the scores [n,V] there
 
 
-def _single(
-    model: Any, batch: Batch, row: Tensor, position: Tensor, together: Blocks | None, tokens: int
-) -> Parts:
+def _single(model: Any, batch: Batch, row: Tensor, position: Tensor, together: Blocks | None, tokens: int) -> Parts:
     """A masked copy for each position."""
     for numbers, size in bounded(energies.extents(batch)[row], tokens):
         which, here = row[numbers], position[numbers]
@@ -216,9 +206,7 @@ def _single(
         yield numbers, scores
 
 
-def _whole(
-    model: Any, batch: Batch, row: Tensor, position: Tensor, together: Blocks | None, tokens: int
-) -> Parts:
+def _whole(model: Any, batch: Batch, row: Tensor, position: Tensor, together: Blocks | None, tokens: int) -> Parts:
     """A pass over each sentence, where the model scores all positions in one."""
     rows = row.unique()
     for numbers, size in bounded(energies.extents(batch)[rows], tokens):

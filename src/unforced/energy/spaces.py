@@ -1,7 +1,5 @@
 """Sets of sequences to sum over: all that have the variables of an example."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Metrics of the model itself: what it makes of the gold answers, whatever its outputs are."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
@@ -9,7 +7,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from unforced.errors import InputError, check_choice
-from unforced.metrics.protocol import LikelihoodMetric, LikelihoodRow
+from unforced.protocols import LikelihoodMetric, LikelihoodRow
 
 
 class _OfLikelihoods:
@@ -169,9 +167,7 @@ def check_measures(measures: Sequence[str]) -> None:
     if not names or len(set(names)) < len(names):
         raise InputError("measures must name at least one measure, and none twice.")
     if all(getattr(MEASURES[measure], "final", False) for measure in measures):
-        raise InputError(
-            "measures must name one that is quick enough to pick checkpoints by, besides final_nll."
-        )
+        raise InputError("measures must name one that is quick enough to pick checkpoints by, besides final_nll.")
 
 
 def measured(measures: Sequence[str]) -> tuple[LikelihoodMetric, ...]:

@@ -1,6 +1,4 @@
-"""Strict entity F1 for IOB2 tags, as seqeval defines it."""
-
-from __future__ import annotations
+"""Token accuracy for outputs whose length is given, such as tags."""
 
 from collections.abc import Iterable, Sequence
 from importlib.metadata import version
@@ -8,7 +6,45 @@ from importlib.metadata import version
 import numpy as np
 
 from unforced.errors import InputError
-from unforced.metrics.counts import same_number
+from unforced.metrics.text import same_number
+
+
+class TokenAccuracy:
+    """100 · (tokens right) / (tokens), over the whole corpus; of several answers the nearest counts.
+
+    Statistics are [hits, tokens] for each output.
+
+    >>> metric = TokenAccuracy()
+    >>> rows = metric.statistics([["DET", "NOUN"], ["VERB"]], [[["DET", "VERB"]], [["VERB"]]])
+    >>> rows
+    array([[1., 2.],
+           [1., 1.]])
+    >>> round(float(metric.score(rows.sum(axis=0))), 2)
+    66.67
+    """
+
+    name = "accuracy"
+    higher_is_better = True
+
+    def statistics(self, outputs: Sequence[Sequence[str]], answers: Sequence[Sequence[Sequence[str]]]) -> np.ndarray:
+        same_number(outputs, answers)
+        rows = np.zeros((len(outputs), 2))
+        for i, (output, acceptable) in enumerate(zip(outputs, answers)):
+            for answer in acceptable:
+                if len(output) != len(answer):
+                    raise InputError(f"Output {i} has {len(output)} tokens but its answer has {len(answer)}.")
+            hits = max(sum(o == a for o, a in zip(output, answer)) for answer in acceptable)
+            rows[i] = hits, len(output)
+        return rows
+
+    def score(self, sums: np.ndarray) -> np.ndarray:
+        return 100 * sums[..., 0] / np.maximum(sums[..., 1], 1)
+
+    def signature(self) -> str:
+        return "token accuracy in per cent, over the corpus"
+
+
+# Strict entity F1 for IOB2 tags, as seqeval defines it.
 
 
 def first_fault(tags: Sequence[str]) -> int | None:
@@ -68,17 +104,13 @@ class EntityF1:
     name = "f1"
     higher_is_better = True
 
-    def statistics(
-        self, outputs: Sequence[Sequence[str]], answers: Sequence[Sequence[Sequence[str]]]
-    ) -> np.ndarray:
+    def statistics(self, outputs: Sequence[Sequence[str]], answers: Sequence[Sequence[Sequence[str]]]) -> np.ndarray:
         same_number(outputs, answers)
         for i, (output, acceptable) in enumerate(zip(outputs, answers)):
             if len(acceptable) > 1:
                 raise InputError(f"Example {i} has {len(acceptable)} answers; F1 compares with a single one.")
             if len(output) != len(acceptable[0]):
-                raise InputError(
-                    f"Output {i} has {len(output)} tags but its answer has {len(acceptable[0])}."
-                )
+                raise InputError(f"Output {i} has {len(output)} tags but its answer has {len(acceptable[0])}.")
         pairs = zip(entities(outputs), entities(acceptable[0] for acceptable in answers))
         rows = [(len(found & true), len(found - true), len(true - found)) for found, true in pairs]
         return np.array(rows, dtype=np.float64).reshape(len(rows), 3)

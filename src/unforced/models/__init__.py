@@ -1,1 +1,1 @@
-"""Networks. They know nothing of methods: everything goes through ``unforced.models.protocol``."""
+"""Networks. They know nothing of methods: everything goes through ``unforced.protocols``."""

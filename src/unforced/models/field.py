@@ -1,7 +1,5 @@
 """Random field over strings from two LSTMs, one for what stands before a token and one for what stands behind it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -10,9 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unforced.errors import InputError
-from unforced.models._blocks import linear
-from unforced.models._dropout import dropout
-from unforced.models._masked import (
+from unforced.models.lstm import lstm_layer, run_layer
+from unforced.models.masked import (
     LengthTable,
     MaskedTokens,
     Rows,
@@ -21,7 +18,8 @@ from unforced.models._masked import (
     refuse_source,
     rows_of,
 )
-from unforced.models._recurrent import lstm_layer, run_layer
+from unforced.models.transformer import linear
+from unforced.ops.kernels import dropout
 from unforced.types import Batch, Sizes
 
 Side = Literal["left", "right"]
@@ -55,7 +53,7 @@ class Field:
             raise InputError(f"dropout must lie in [0, 1), not {self.dropout}")
         check_tables(lengths=self.lengths, normalizer=self.normalizer)
 
-    def build(self, sizes: Sizes) -> FieldModel:
+    def build(self, sizes: Sizes) -> "FieldModel":
         check_nothing_to_read("field", sizes)
         return FieldModel(self, sizes)
 
@@ -65,9 +63,7 @@ class Context(NamedTuple):
 
     h: Tensor  # [N,H]
     c: Tensor  # [N,H]
-    gates: Tensor | None = (
-        None  # [N,4H]: what h adds to the gates of the next token, where that has been computed
-    )
+    gates: Tensor | None = None  # [N,4H]: what h adds to the gates of the next token, where that has been computed
 
 
 class FieldModel(MaskedTokens):

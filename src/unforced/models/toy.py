@@ -1,7 +1,5 @@
 """A transition table behind the decoder's protocol: small enough to enumerate, and to learn the protocol from."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unforced.errors import InputError
-from unforced.models._sources import source_classes, source_tokens
+from unforced.models.layers import source_classes, source_tokens
 from unforced.types import Batch, DecoderState, Sizes
 
 
@@ -32,7 +30,7 @@ class Toy:
         if self.order not in (1, 2):
             raise InputError(f"the toy model's order is 1 or 2, not {self.order}")
 
-    def build(self, sizes: Sizes) -> ToyModel:
+    def build(self, sizes: Sizes) -> "ToyModel":
         if sizes.image is not None:
             raise InputError("the toy model reads token ids, classes or nothing, but no images")
         return ToyModel(self, sizes)

@@ -1,1 +1,1 @@
-"""Training objectives, one file a method. They meet models only through ``unforced.models.protocol``."""
+"""Training objectives, one file a method. They meet models only through ``unforced.protocols``."""

@@ -1,7 +1,5 @@
 """Beam-search optimisation (Wiseman and Rush 2016): at every step of a beam search the gold must stay in the beam, by a margin."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -10,17 +8,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unforced import rows
-from unforced.costs import Cost, Hamming, check_cost, fitted_cost, gold_steps
-from unforced.decoding.constraints import Constraints
-from unforced.decoding.search import Found, HardMove, Record, Selection, follow, search
-from unforced.decoding.top import top, top_continuations
+from unforced.decoding.search import Constraints, Found, HardMove, Record, Selection, follow, search
 from unforced.errors import InputError, check_choice
-from unforced.masking import widened
-from unforced.models.protocol import StepDecoder, require
-from unforced.objectives._feeding import asking
+from unforced.objectives.costs import Cost, Hamming, check_cost, fitted_cost, gold_steps
 from unforced.objectives.cross_entropy import gold_scores, token_metrics
-from unforced.schedules import Schedule, at, check_values
+from unforced.objectives.feeding import asking
+from unforced.objectives.schedules import Schedule, at, check_values
+from unforced.ops import state_rows
+from unforced.ops.masks import widened
+from unforced.ops.topk import top, top_continuations
+from unforced.protocols import StepDecoder, require
 from unforced.types import Batch, DecoderState, Loss, Progress
 
 Scores = Literal["global", "local"]
@@ -204,7 +201,7 @@ class BeamSearchOptimization:
         check_cost(self.cost)
         check_values(self.beam, checked_beam)
 
-    def fitted(self, codec: Any, examples: Any = ()) -> BeamSearchOptimization:
+    def fitted(self, codec: Any, examples: Any = ()) -> "BeamSearchOptimization":
         return replace(self, cost=fitted_cost(self.cost, codec))
 
     def schedules(self) -> dict[str, float | Schedule]:
@@ -274,13 +271,7 @@ class BeamSearchOptimization:
         return (weights.to(leads.dtype) * (self.margin + leads).clamp(min=0.0)).sum()
 
     def behind(
-        self,
-        model: StepDecoder,
-        batch: Batch,
-        state: DecoderState,
-        examples: Tensor,
-        tokens: Tensor,
-        wanted: Tensor,
+        self, model: StepDecoder, batch: Batch, state: DecoderState, examples: Tensor, tokens: Tensor, wanted: Tensor
     ) -> Tensor:
         """The sum [M] of the scores of hypotheses' ``tokens`` [M,T] where they are ``wanted`` [M,T]."""
         some = wanted.any(dim=1).nonzero().squeeze(1)
@@ -289,7 +280,7 @@ class BeamSearchOptimization:
         size = int(wanted.any(dim=0).nonzero().max()) + 1
         examples, tokens_, wanted = examples[some], tokens[some, :size], wanted[some, :size]
         prefix = torch.cat([batch.prefix[examples, :1], tokens_[:, :-1]], dim=1)
-        features, _ = model.advance(rows.keep(state, examples), model.embed(prefix))
+        features, _ = model.advance(state_rows.keep(state, examples), model.embed(prefix))
         scores = model.score(features[wanted])
         everything = torch.arange(len(scores), device=scores.device)
         found = of_tokens(scores, everything, tokens_[wanted], self.scores)

@@ -1,15 +1,13 @@
 """Maximum likelihood on gold prefixes: the baseline every method is compared with."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unforced.masking import widened
-from unforced.models.protocol import StepDecoder, require
+from unforced.ops.masks import widened
+from unforced.protocols import StepDecoder, require
 from unforced.types import Batch, DecoderState, Loss, Progress
 
 

@@ -1,7 +1,5 @@
 """Maximum likelihood of an energy model, with log Z by enumeration: for small spaces (Goyal 2021, section 6.2.2)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -10,8 +8,8 @@ from unforced.energy import energies
 from unforced.energy.energies import Kind
 from unforced.energy.partition import ROWS, log_partition_with_gradient
 from unforced.errors import InputError
-from unforced.models.protocol import MaskedModel
-from unforced.objectives._masked import check_energy, check_weight, prepared, with_lengths
+from unforced.objectives.masked import check_energy, check_weight, prepared, with_lengths
+from unforced.protocols import MaskedModel
 from unforced.types import Batch, Loss, Progress
 
 
@@ -50,6 +48,4 @@ class ExactLikelihood:
             "sequence_nll": (total.detach().float(), sequences),
             "log_z": (log_z.detach().sum().float(), sequences),
         }
-        return with_lengths(
-            model, batch, Loss(total, shares.sum().float(), metrics), shares, self.length_weight
-        )
+        return with_lengths(model, batch, Loss(total, shares.sum().float(), metrics), shares, self.length_weight)

@@ -1,20 +1,16 @@
 """From free conditionals of a masked model to the nearest joint distribution (Goyal 2021, section 6.2.2)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from unforced.energy import energies
-from unforced.energy.conditionals import true_conditionals
 from unforced.energy.energies import Kind
-from unforced.energy.partition import ROWS
+from unforced.energy.partition import ROWS, true_conditionals
 from unforced.errors import InputError
-from unforced.models.protocol import MaskedModel, require
-from unforced.objectives._feeding import asking
-from unforced.objectives._masked import (
+from unforced.objectives.feeding import asking
+from unforced.objectives.masked import (
     Frozen,
     check_energy,
     check_weight,
@@ -24,6 +20,7 @@ from unforced.objectives._masked import (
     with_lengths,
 )
 from unforced.objectives.pseudo_likelihood import asked, check_positions, gold_nll
+from unforced.protocols import MaskedModel, require
 from unforced.types import Batch, Loss, Progress
 
 
@@ -51,9 +48,7 @@ class KLProjection:
     positions: int | None = None  # conditionals of each example at an update; None: all
     rows: int = ROWS  # masked copies in memory at a time
     length_weight: float = 0.1  # of the length's loss, for models that guess lengths
-    known: dict[Any, Any] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )  # teachers read so far
+    known: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)  # teachers read so far
 
     def __post_init__(self) -> None:
         check_energy(self.energy, self.rows)
@@ -84,8 +79,5 @@ class KLProjection:
         total = kl_sum + self.pseudo_likelihood * nll_sum if self.pseudo_likelihood else kl_sum
         shares = energies.variables(batch).sum(dim=1)
         count = shares.sum().float()
-        metrics = {
-            "kl": (kl_sum.detach().float(), count),
-            "pseudo_nll": (nll_sum.detach().float(), count),
-        }
+        metrics = {"kl": (kl_sum.detach().float(), count), "pseudo_nll": (nll_sum.detach().float(), count)}
         return with_lengths(model, batch, Loss(total, count, metrics), shares, self.length_weight)

@@ -1,7 +1,5 @@
 """Uniform label smoothing (Szegedy et al. 2016) over the tokens a model may emit."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,11 +9,11 @@ import torch
 import torch.nn.functional as F
 
 from unforced.errors import InputError
-from unforced.masking import widened
-from unforced.models.protocol import StepDecoder
-from unforced.objectives._smoothed import emittable, massless, shared
-from unforced.objectives._vectors import unused
 from unforced.objectives.cross_entropy import gold_scores, token_metrics
+from unforced.objectives.smoothing.targets import emittable, massless, shared
+from unforced.objectives.smoothing.word_vectors import unused
+from unforced.ops.masks import widened
+from unforced.protocols import StepDecoder
 from unforced.types import Batch, Encoded, Loss, Progress
 
 
@@ -39,7 +37,7 @@ class LabelSmoothing:
         if not 0 <= self.smoothing < 1:
             raise InputError(f"smoothing must lie in [0, 1), not {self.smoothing}")
 
-    def fitted(self, codec: Any, examples: Sequence[Encoded] = ()) -> LabelSmoothing:
+    def fitted(self, codec: Any, examples: Sequence[Encoded] = ()) -> "LabelSmoothing":
         """The objective, knowing which ids of the vocabulary no output has."""
         fitted = copy.copy(self)
         object.__setattr__(fitted, "never", unused(codec))

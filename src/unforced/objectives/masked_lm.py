@@ -1,7 +1,5 @@
 """Masked language modelling: hide some tokens and score them given the others (Devlin et al. 2019; Ghazvininejad et al. 2019)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,19 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unforced import streams
 from unforced.energy import energies
 from unforced.errors import InputError, check_choice
-from unforced.models.protocol import MaskedModel
-from unforced.objectives._masked import (
-    check_weight,
-    drawn_positions,
-    permitted,
-    prepared,
-    scores_where,
-    with_lengths,
-)
 from unforced.objectives.cross_entropy import token_metrics
+from unforced.objectives.masked import check_weight, drawn_positions, permitted, prepared, scores_where, with_lengths
+from unforced.ops import random_streams
+from unforced.protocols import MaskedModel
 from unforced.types import Batch, Loss, Progress
 
 Hidden = Literal["uniform", "fixed", "one", "each"]
@@ -59,7 +50,7 @@ class MaskedLM:
         batch = prepared(model, batch, "masked_lm")
         if self.hidden == "each":
             return self.each(model, batch)
-        masked = self.draw(batch, streams.keys(batch, rng))
+        masked = self.draw(batch, random_streams.keys(batch, rng))
         scores = permitted(scores_where(model, batch, batch.gold, masked), batch)  # [N,V]
         gold = batch.gold[masked]
         total = F.cross_entropy(scores, gold, reduction="sum")
@@ -81,9 +72,9 @@ class MaskedLM:
         candidates = energies.variables(batch)
         n = candidates.sum(dim=1)
         if self.hidden == "uniform":
-            numbers = 1 + (streams.uniform(streams.branch(keys, NUMBERS), 0) * n).long()
+            numbers = 1 + (random_streams.uniform(random_streams.branch(keys, NUMBERS), 0) * n).long()
         elif self.hidden == "fixed":
             numbers = (n * self.rate).round().long().clamp(min=1)
         else:
             numbers = torch.ones_like(n)
-        return drawn_positions(streams.branch(keys, PLACES), candidates, numbers)
+        return drawn_positions(random_streams.branch(keys, PLACES), candidates, numbers)

@@ -1,7 +1,5 @@
 """Minimum risk training (Shen et al. 2016): the expected cost of whole outputs, over samples of the model's own."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,19 +12,18 @@ from rapidfuzz.distance import Levenshtein
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from unforced import rows
-from unforced.decoding.constraints import Constraints, limits
 from unforced.decoding.greedy import OneToken, singles
 from unforced.decoding.sampling import Sample
-from unforced.decoding.search import search
+from unforced.decoding.search import Constraints, limits, search
 from unforced.errors import InputError, check_choice
-from unforced.masking import length_mask, masked_log_softmax, widened
-from unforced.models.protocol import StepDecoder, require
-from unforced.objectives._feeding import asking
-from unforced.objectives._outputs import END, as_lists, first_equal, together
-from unforced.objectives._rewards import bleu_cost
-from unforced.relax import checked_alpha
-from unforced.schedules import Schedule, at, check_values
+from unforced.objectives.feeding import asking
+from unforced.objectives.schedules import Schedule, at, check_values
+from unforced.objectives.smoothing.outputs import END, as_lists, first_equal, together
+from unforced.objectives.smoothing.rewards import bleu_cost
+from unforced.ops import state_rows
+from unforced.ops.masks import length_mask, masked_log_softmax, widened
+from unforced.ops.relaxations import checked_alpha
+from unforced.protocols import StepDecoder, require
 from unforced.types import Batch, DecoderState, Loss, Progress, Symbols
 
 Kind = Literal["hamming", "edit", "bleu"]
@@ -84,13 +81,9 @@ class MinimumRisk:
         if not callable(self.cost):
             check_choice("cost", self.cost, Kind)
         elif hasattr(self.cost, "prepare"):
-            raise InputError(
-                f"minimum_risk judges whole outputs, and {type(self.cost).__name__} single tokens"
-            )
+            raise InputError(f"minimum_risk judges whole outputs, and {type(self.cost).__name__} single tokens")
         if not self.gold and self.samples < 2:
-            raise InputError(
-                "samples must be at least 2 without the gold: a lone candidate has nothing to lose to"
-            )
+            raise InputError("samples must be at least 2 without the gold: a lone candidate has nothing to lose to")
         if not 0 <= self.mix < float("inf"):
             raise InputError(f"mix must be a number from 0 on, not {self.mix}")
 
@@ -183,7 +176,7 @@ def output_log_probs(
         mask = length_mask(lengths[some], max(1, int(lengths[some].max())))
         tokens = outputs[some, : mask.shape[1]].masked_fill(~mask, batch.symbols.pad)
         prefix = torch.cat([batch.prefix[examples[some], :1], tokens[:, :-1]], dim=1)
-        features, _ = model.advance(rows.keep(state, examples[some]), model.embed(prefix))
+        features, _ = model.advance(state_rows.keep(state, examples[some]), model.embed(prefix))
         found.append(spread(token_log_probs(model, features[mask], tokens[mask]), mask).sum(dim=1))
         order.append(some)
     return torch.cat(found)[torch.cat(order).argsort()]

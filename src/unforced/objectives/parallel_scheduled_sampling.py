@@ -1,21 +1,19 @@
 """Parallel scheduled sampling (Duckworth et al. 2019): the model's own tokens at all positions at once, in a few passes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from unforced import streams
 from unforced.errors import InputError, check_choice
-from unforced.models.protocol import StepDecoder, advance_at, require
-from unforced.objectives._feeding import PICKS, Pick, asking, coins, fed, pick
 from unforced.objectives.cross_entropy import gold_scores, negative_log_likelihood
-from unforced.schedules import Rise, Schedule, Shape, Unit, check_duration
+from unforced.objectives.feeding import PICKS, Pick, asking, coins, fed, pick
+from unforced.objectives.schedules import Rise, Schedule, Shape, Unit, check_duration
+from unforced.ops import random_streams
+from unforced.protocols import StepDecoder, advance_at, require
 from unforced.types import Batch, DecoderState, Loss, Progress
 
-PASSES = 2  # keys of the passes are the example's streams 2, 3, …; ``unforced.objectives._feeding`` has the first two
+PASSES = 2  # keys of the passes are the example's streams 2, 3, …; ``unforced.objectives.feeding`` has the first two
 
 
 @dataclass(frozen=True)
@@ -26,7 +24,7 @@ class ParallelScheduledSampling:
         ỹᵏ_t = ỹᵏ⁻¹_t if t < k, else ŷ_t with probability p, else y*_t
 
     ``p`` is the probability that the model's token is fed, once the warm-up is over. For the first ``warmup`` units of
-    training it rises to that from 0 by ``schedule`` (``unforced.schedules.Rise``); ``step`` keeps it at 0 till the end of
+    training it rises to that from 0 by ``schedule`` (``unforced.objectives.schedules.Rise``); ``step`` keeps it at 0 till the end of
     the warm-up. ``unit`` is what the warm-up is counted in.
 
     ``pick`` says whether ŷ_t is drawn, at a ``temperature``, or the best token. ``dropout`` says whether it is on in the
@@ -71,7 +69,7 @@ class ParallelScheduledSampling:
 
     def __call__(self, model: StepDecoder, batch: Batch, *, progress: Progress, rng: torch.Generator) -> Loss:
         require(model, "parallel_scheduled_sampling", "start", "embed", "advance", "score")
-        keys, p = streams.keys(batch, rng), self.probability(progress)
+        keys, p = random_streams.keys(batch, rng), self.probability(progress)
         state = model.start(batch)
         prefix, mine = self.mixed(model, batch, state, keys, p)
         loss = negative_log_likelihood(*gold_scores(model, replace(batch, prefix=prefix), state))
@@ -87,9 +85,9 @@ class ParallelScheduledSampling:
         t = torch.arange(prefix.shape[1], device=prefix.device)
         with asking(model, self.dropout):
             for k in range(min(self.passes, prefix.shape[1] - 1)):
-                own = streams.branch(keys, PASSES + k)
+                own = random_streams.branch(keys, PASSES + k)
                 replaced = coins(own, batch, 1 - p) & (t >= k)  # [B,T]
-                uniforms = streams.uniform(streams.branch(own, PICKS).unsqueeze(1), t)
+                uniforms = random_streams.uniform(random_streams.branch(own, PICKS).unsqueeze(1), t)
                 tokens = self.picked(model, batch, state, prefix, replaced, uniforms)
                 prefix = torch.cat([prefix[:, : k + 1], batch.prefix[:, k + 1 :]], dim=1)
                 prefix[:, 1:][replaced[:, :-1]] = tokens
@@ -97,13 +95,7 @@ class ParallelScheduledSampling:
         return prefix, mine
 
     def picked(
-        self,
-        model: StepDecoder,
-        batch: Batch,
-        state: DecoderState,
-        prefix: Tensor,
-        replaced: Tensor,
-        uniforms: Tensor,
+        self, model: StepDecoder, batch: Batch, state: DecoderState, prefix: Tensor, replaced: Tensor, uniforms: Tensor
     ) -> Tensor:
         """The model's tokens at the positions that will be replaced, all given ``prefix``."""
         needed = int(replaced.any(dim=0).nonzero().max()) + 1 if replaced.any() else 0

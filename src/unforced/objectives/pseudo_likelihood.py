@@ -1,26 +1,17 @@
 """Pseudo-likelihood of an energy model, with its true conditionals (Besag 1975; Goyal 2021, section 6.2.2)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from unforced import streams
 from unforced.energy import energies
-from unforced.energy.conditionals import true_conditionals
 from unforced.energy.energies import Kind
-from unforced.energy.partition import ROWS
+from unforced.energy.partition import ROWS, true_conditionals
 from unforced.errors import InputError
-from unforced.models.protocol import MaskedModel
-from unforced.objectives._masked import (
-    check_energy,
-    check_weight,
-    drawn_positions,
-    prepared,
-    with_lengths,
-)
+from unforced.objectives.masked import check_energy, check_weight, drawn_positions, prepared, with_lengths
+from unforced.ops import random_streams
+from unforced.protocols import MaskedModel
 from unforced.types import Batch, Loss, Progress
 
 
@@ -39,7 +30,7 @@ def asked(batch: Batch, positions: int | None, rng: torch.Generator) -> tuple[Te
     if positions is None:
         return candidates, torch.ones_like(n)
     taken = n.clamp(max=positions)
-    return drawn_positions(streams.keys(batch, rng), candidates, taken), n / taken.clamp(min=1)
+    return drawn_positions(random_streams.keys(batch, rng), candidates, taken), n / taken.clamp(min=1)
 
 
 def gold_nll(log_probs: Tensor, ids: Tensor, batch: Batch, where: Tensor) -> Tensor:

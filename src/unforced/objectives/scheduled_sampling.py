@@ -1,21 +1,19 @@
 """Scheduled sampling (Bengio et al. 2015), hard or differentiable (Goyal et al. 2017): feed gold or the model's own tokens."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from unforced import relax, streams
 from unforced.errors import InputError, check_choice
-from unforced.masking import widened
-from unforced.models.protocol import StepDecoder, require, stepping
-from unforced.objectives._feeding import PICKS, asking, coins, emittable, fed, pick
 from unforced.objectives.cross_entropy import gold_scores, negative_log_likelihood
-from unforced.relax import checked_alpha
-from unforced.schedules import Exponential, InverseSigmoid, Schedule, at, check_values
+from unforced.objectives.feeding import PICKS, asking, coins, emittable, fed, pick
+from unforced.objectives.schedules import Exponential, InverseSigmoid, Schedule, at, check_values
+from unforced.ops import random_streams, relaxations
+from unforced.ops.masks import widened
+from unforced.ops.relaxations import checked_alpha
+from unforced.protocols import StepDecoder, require, stepping
 from unforced.types import Batch, DecoderState, Loss, Progress, Symbols
 
 Feed = Literal["argmax", "sample", "soft_argmax", "soft_sample"]
@@ -62,9 +60,7 @@ class ScheduledSampling:
         check_values(self.mixing, checked_mixing)
         check_values(self.alpha, checked_alpha)
         if self.feed in SOFT and not self.dropout:
-            raise InputError(
-                f"dropout can't be off for the feed {self.feed}, which is part of the training pass"
-            )
+            raise InputError(f"dropout can't be off for the feed {self.feed}, which is part of the training pass")
 
     def schedules(self) -> dict[str, float | Schedule]:
         """What moves with progress, for pictures."""
@@ -72,45 +68,33 @@ class ScheduledSampling:
 
     def __call__(self, model: StepDecoder, batch: Batch, *, progress: Progress, rng: torch.Generator) -> Loss:
         soft = ("embed_mix",) if self.feed in SOFT else ()
-        require(
-            model, f"scheduled_sampling with feed {self.feed}", "start", "embed", "advance", "score", *soft
-        )
-        keys = streams.keys(batch, rng)
+        require(model, f"scheduled_sampling with feed {self.feed}", "start", "embed", "advance", "score", *soft)
+        keys = random_streams.keys(batch, rng)
         replaced = coins(keys, batch, checked_mixing(at(self.mixing, progress)))  # [B,T]
         if not replaced.any():
             return fed(negative_log_likelihood(*gold_scores(model, batch)), batch, replaced)
-        state, keys = model.start(batch), streams.branch(keys, PICKS)
+        state, keys = model.start(batch), random_streams.branch(keys, PICKS)
         if self.feed in SOFT:
             with stepping(model):
-                loss = self.relaxed(
-                    model, batch, state, replaced, keys, checked_alpha(at(self.alpha, progress))
-                )
+                loss = self.relaxed(model, batch, state, replaced, keys, checked_alpha(at(self.alpha, progress)))
         else:
             mixed = replace(batch, prefix=self.roll_out(model, batch, state, replaced, keys))
             loss = negative_log_likelihood(*gold_scores(model, mixed, state))
         return fed(loss, batch, replaced)
 
-    def roll_out(
-        self, model: StepDecoder, batch: Batch, state: DecoderState, replaced: Tensor, keys: Tensor
-    ) -> Tensor:
+    def roll_out(self, model: StepDecoder, batch: Batch, state: DecoderState, replaced: Tensor, keys: Tensor) -> Tensor:
         """The prefix ỹ [B,T] with the model's tokens where ``replaced`` says so; each is picked given ỹ before it."""
         prefix, done = batch.prefix.clone(), 0
         with asking(model, self.dropout):
             for t in stops(replaced):
                 features, state = model.advance(state, model.embed(prefix[:, done : t + 1]))
                 rows, done = replaced[:, t].nonzero().squeeze(1), t + 1
-                uniforms = streams.uniform(keys[rows], t)
+                uniforms = random_streams.uniform(keys[rows], t)
                 prefix[rows, t + 1] = pick(model, features[rows, -1], uniforms, batch.symbols, self.feed)  # type: ignore[arg-type]
         return prefix
 
     def relaxed(
-        self,
-        model: StepDecoder,
-        batch: Batch,
-        state: DecoderState,
-        replaced: Tensor,
-        keys: Tensor,
-        alpha: float,
+        self, model: StepDecoder, batch: Batch, state: DecoderState, replaced: Tensor, keys: Tensor, alpha: float
     ) -> Loss:
         """One pass with gradient, in which the scores of a step are both scored and, softened, fed to the next."""
         inputs = model.embed(batch.prefix)  # [B,T,E], gold
@@ -136,11 +120,11 @@ class ScheduledSampling:
         """What rows with these scores [n,V] are fed next: [n,1,E]."""
         kind, scores = scores.dtype, emittable(widened(scores), symbols)
         if self.feed == "soft_sample":
-            noise = streams.uniform_rows(streams.branch(keys, t), scores.shape[-1])
-            scores = relax.perturbed(scores, noise)
-        support = relax.peaked_support(scores, alpha)
+            noise = random_streams.uniform_rows(random_streams.branch(keys, t), scores.shape[-1])
+            scores = relaxations.perturbed(scores, noise)
+        support = relaxations.peaked_support(scores, alpha)
         if support is None:
-            return model.embed_mix(relax.peaked_softmax(scores, alpha).to(kind).unsqueeze(1))
+            return model.embed_mix(relaxations.peaked_softmax(scores, alpha).to(kind).unsqueeze(1))
         rows, tokens, weights = support
         vectors = model.embed(tokens.unsqueeze(0))[0]  # [L,E]
         mixed = torch.zeros_like(vectors[:1]).expand(len(scores), -1)

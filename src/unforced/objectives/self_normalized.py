@@ -1,7 +1,5 @@
 """Cross-entropy that pulls the log normaliser to zero, so that raw scores nearly are log-probabilities."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
@@ -10,9 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from unforced.errors import InputError
-from unforced.masking import widened
-from unforced.models.protocol import StepDecoder
 from unforced.objectives.cross_entropy import gold_scores, token_metrics
+from unforced.ops.masks import widened
+from unforced.protocols import StepDecoder
 from unforced.types import Batch, Loss, Progress
 
 

@@ -1,7 +1,5 @@
 """Sequence-level loss smoothing (Norouzi et al. 2016; Elbayad et al. 2018): learning from outputs near the gold one."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,18 +9,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unforced import rows, streams
 from unforced.errors import InputError, check_choice
-from unforced.models.protocol import StepDecoder, require
-from unforced.objectives._drawing import Drawing, Draws, Known, Metrics
-from unforced.objectives._feeding import asking
-from unforced.objectives._neighbours import HammingProposal, Substitutes
-from unforced.objectives._outputs import END, first_equal, prefixes, target_ids, together
-from unforced.objectives._rewards import Documents, Reward
-from unforced.objectives._smoothed import CHUNK, Target, blended, priced, smoothed_nll
-from unforced.objectives._vectors import special, wordless
 from unforced.objectives.cross_entropy import gold_scores, negative_log_likelihood, token_metrics
+from unforced.objectives.feeding import asking
+from unforced.objectives.smoothing.drawing import Drawing, Draws, Known, Metrics
+from unforced.objectives.smoothing.outputs import END, first_equal, prefixes, target_ids, together
+from unforced.objectives.smoothing.proposals import HammingProposal, Substitutes
+from unforced.objectives.smoothing.rewards import Documents, Reward
+from unforced.objectives.smoothing.targets import CHUNK, Target, blended, priced, smoothed_nll
+from unforced.objectives.smoothing.word_vectors import special, wordless
 from unforced.objectives.token_smoothing import TokenSmoothing
+from unforced.ops import random_streams, state_rows
+from unforced.protocols import StepDecoder, require
 from unforced.types import Batch, DecoderState, Encoded, Loss, Progress
 
 PLAIN = TokenSmoothing(tau=0.0)  # one-hot targets
@@ -104,9 +102,7 @@ class SequenceSmoothing:
         if self.proposal_tau is not None and not self.proposal_tau > 0:
             raise InputError(f"proposal_tau must be positive, not {self.proposal_tau}")
         if self.reward == "hamming" and self.proposal != "hamming":
-            raise InputError(
-                "a Hamming reward is for outputs of the gold's length: it needs the Hamming proposal"
-            )
+            raise InputError("a Hamming reward is for outputs of the gold's length: it needs the Hamming proposal")
         if self.lazy and self.proposal != "hamming":
             raise InputError("lazy scores samples behind the gold's prefixes: it needs the Hamming proposal")
         if self.longest is not None and (type(self.longest) is not int or self.longest < 1):
@@ -115,9 +111,7 @@ class SequenceSmoothing:
             raise InputError("longest is for edit proposals: the others have the gold's length")
         if self.samples is None:
             if not self.lazy or self.drawing.weighed:
-                raise InputError(
-                    "samples can be none only with lazy and a Hamming reward, drawn at its own tau"
-                )
+                raise InputError("samples can be none only with lazy and a Hamming reward, drawn at its own tau")
         elif type(self.samples) is not int or self.samples < 1 + self.drawing.weighed:
             why = ""
             if self.drawing.weighed and self.samples == 1:
@@ -138,14 +132,7 @@ class SequenceSmoothing:
         temperature = self.tau if self.proposal_tau is None else self.proposal_tau
         samples = 0 if self.samples is None else self.samples
         return Drawing(
-            self.reward,
-            self.tau,
-            self.proposal,
-            temperature,
-            self.vocabulary,
-            samples,
-            self.longest,
-            self.known,
+            self.reward, self.tau, self.proposal, temperature, self.vocabulary, samples, self.longest, self.known
         )
 
     @property
@@ -153,7 +140,7 @@ class SequenceSmoothing:
         """Whether nothing but the gold counts."""
         return self.tau == 0 or self.mix == 0
 
-    def fitted(self, codec: Any, examples: Sequence[Encoded] = ()) -> SequenceSmoothing:
+    def fitted(self, codec: Any, examples: Sequence[Encoded] = ()) -> "SequenceSmoothing":
         """The objective, knowing the vocabulary and, for CIDEr, how many training targets have each n-gram."""
         documents = None
         if self.vocabulary == "references" and not any(len(each.references) for each in examples):
@@ -182,14 +169,12 @@ class SequenceSmoothing:
             return negative_log_likelihood(*gold_scores(model, batch))
         return self.loss(model, batch, rng)
 
-    def loss(
-        self, model: StepDecoder, batch: Batch, rng: torch.Generator, token: TokenSmoothing = PLAIN
-    ) -> Loss:
+    def loss(self, model: StepDecoder, batch: Batch, rng: torch.Generator, token: TokenSmoothing = PLAIN) -> Loss:
         """The loss, with every output scored against the targets of ``token``."""
         state = model.start(batch)
         if self.samples is None:
             return self.expected(model, batch, state)
-        draws = self.drawing.draws(batch, self.size(model, batch, state), streams.keys(batch, rng))
+        draws = self.drawing.draws(batch, self.size(model, batch, state), random_streams.keys(batch, rng))
         how = self.scored_lazily if self.lazy else self.scored
         return how(model, batch, state, draws, token)
 
@@ -237,7 +222,7 @@ class SequenceSmoothing:
             self.check(self.asked(model, batch, state))
             raise
         try:
-            features, _ = model.advance(state if once else rows.keep(state, examples), inputs)
+            features, _ = model.advance(state if once else state_rows.keep(state, examples), inputs)
         except InputError as error:  # perhaps there are fewer positions than edited outputs need
             if self.proposal == "edit" and outputs.shape[1] > batch.gold.shape[1]:
                 raise InputError(
@@ -276,11 +261,7 @@ class SequenceSmoothing:
         weights = weights[batch.mask.nonzero()[:, 0]]  # [N,1+L]
         target = blended(each, weights)
         losses, nll = smoothed_nll(scores, gold, target)
-        metrics = {
-            **token_metrics(scores, gold, nll.sum()),
-            **draws.metrics,
-            **_means([told], weights.flatten()),
-        }
+        metrics = {**token_metrics(scores, gold, nll.sum()), **draws.metrics, **_means([told], weights.flatten())}
         return Loss(losses.sum(), metrics["nll"][1], metrics)
 
     def expected(self, model: StepDecoder, batch: Batch, state: DecoderState) -> Loss:
@@ -297,9 +278,7 @@ class SequenceSmoothing:
         if pool.ids.dim() == 1:
             share = torch.zeros(scores.shape[1], dtype=torch.float64, device=gold.device)
             share[pool.ids[: int(pool.sizes)]] = 1.0
-            target = Target(
-                gold.unsqueeze(1), own.unsqueeze(1), each * size, share / share.sum().clamp(min=1)
-            )
+            target = Target(gold.unsqueeze(1), own.unsqueeze(1), each * size, share / share.sum().clamp(min=1))
         else:
             there = torch.arange(pool.ids.shape[1], device=gold.device) < size.unsqueeze(1)  # [N,P]
             tokens = torch.where(there, pool.ids[examples], gold.unsqueeze(1))

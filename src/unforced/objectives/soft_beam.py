@@ -1,7 +1,5 @@
 """Training for beam search through its continuous relaxation (Goyal et al. 2018), with local or global scores."""
 
-from __future__ import annotations
-
 import math
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -10,17 +8,16 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from unforced.costs import Cost, Hamming, check_cost, fitted_cost
-from unforced.decoding.constraints import Constraints
-from unforced.decoding.search import search, undropped
+from unforced.decoding.search import Constraints, search, undropped
 from unforced.decoding.soft_beam import SoftMemory, SoftTop, check_end, check_soft
 from unforced.errors import InputError, check_choice
-from unforced.masking import FLOOR, widened
-from unforced.models.protocol import StepDecoder, require, stepping
+from unforced.objectives.costs import Cost, Hamming, check_cost, fitted_cost
 from unforced.objectives.cross_entropy import gold_scores, negative_log_likelihood
+from unforced.objectives.schedules import Exponential, Schedule, at, check_values
 from unforced.objectives.self_normalized import check_strength, normalized_likelihood
-from unforced.relax import checked_alpha
-from unforced.schedules import Exponential, Schedule, at, check_values
+from unforced.ops.masks import FLOOR, widened
+from unforced.ops.relaxations import checked_alpha
+from unforced.protocols import StepDecoder, require, stepping
 from unforced.types import Batch, DecoderState, Loss, Progress
 
 SHARPENING = Exponential(start=1.0, rate=1.5, cap=100.0)
@@ -97,7 +94,7 @@ class SoftBeam:
             raise InputError(f"clip must be positive, or none, not {self.clip}")
         check_values(self.alpha, checked_alpha)
 
-    def fitted(self, codec: Any, examples: Any = ()) -> SoftBeam:
+    def fitted(self, codec: Any, examples: Any = ()) -> "SoftBeam":
         return replace(self, cost=fitted_cost(self.cost, codec))
 
     def schedules(self) -> dict[str, float | Schedule]:
@@ -137,9 +134,7 @@ class SoftBeam:
             total = total + gold_scores(model, batch, state)[0].sum()
         if self.mix > 0:
             fed = gold_scores(model, batch, state)
-            gold_fed = (
-                normalized_likelihood(*fed, self.strength) if self.strength else negative_log_likelihood(*fed)
-            )
+            gold_fed = normalized_likelihood(*fed, self.strength) if self.strength else negative_log_likelihood(*fed)
             total, metrics = total + self.mix * gold_fed.total, metrics | gold_fed.metrics
         return Loss(total, tokens, metrics)
 
@@ -150,7 +145,7 @@ class SoftBeam:
         state: DecoderState,
         steps: Tensor,
         alpha: float,
-        clip: ExampleClip | None = None,
+        clip: "ExampleClip | None" = None,
     ) -> SoftMemory:
         """The relaxed search over ``steps`` [B] of each example."""
         longest = int(steps.max()) if steps.numel() else 0
@@ -167,9 +162,7 @@ class SoftBeam:
         )
         root = math.isqrt(max(longest - 1, 0)) + 1  # √T, rounded up
         with stepping(model):
-            return search(
-                model, batch, selector, steps, state=state, stretch=root if self.checkpoint else None
-            ).memory
+            return search(model, batch, selector, steps, state=state, stretch=root if self.checkpoint else None).memory
 
     def gold_score(self, model: StepDecoder, batch: Batch, state: DecoderState) -> Tensor:
         """s(y*) [B], by feeding the gold."""

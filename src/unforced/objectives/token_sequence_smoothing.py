@@ -1,7 +1,5 @@
 """Both levels of loss smoothing together (Elbayad et al. 2018)."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,9 +8,9 @@ from typing import Any
 import torch
 
 from unforced.errors import InputError
-from unforced.models.protocol import StepDecoder, require
 from unforced.objectives.sequence_smoothing import SequenceSmoothing
 from unforced.objectives.token_smoothing import TokenSmoothing
+from unforced.protocols import StepDecoder, require
 from unforced.types import Batch, Encoded, Loss, Progress
 
 TOKEN, SEQUENCE = TokenSmoothing(), SequenceSmoothing()
@@ -41,7 +39,7 @@ class TokenSequenceSmoothing:
         if self.sequence.samples is None:
             raise InputError("the exact expectation is for sequence_smoothing alone: set sequence.samples")
 
-    def fitted(self, codec: Any, examples: Sequence[Encoded] = ()) -> TokenSequenceSmoothing:
+    def fitted(self, codec: Any, examples: Sequence[Encoded] = ()) -> "TokenSequenceSmoothing":
         fitted = copy.copy(self)
         object.__setattr__(fitted, "token", self.token.fitted(codec, examples))
         object.__setattr__(fitted, "sequence", self.sequence.fitted(codec, examples))

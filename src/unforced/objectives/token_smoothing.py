@@ -1,7 +1,5 @@
 """Token-level loss smoothing (Elbayad et al. 2018): targets that give something to words near the gold one."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,14 +11,24 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from unforced.errors import InputError
-from unforced.masking import widened
-from unforced.models.protocol import StepDecoder, require
-from unforced.objectives._feeding import asking
-from unforced.objectives._nearest import Near, near_table, near_target, near_words
-from unforced.objectives._outputs import target_ids
-from unforced.objectives._smoothed import Target, emittable, massless, one_hot, own_mass, smoothed_nll
-from unforced.objectives._vectors import co_occurrence, read_vectors, sources, special, units, unused
 from unforced.objectives.cross_entropy import gold_scores, negative_log_likelihood, token_metrics
+from unforced.objectives.feeding import asking
+from unforced.objectives.smoothing.outputs import target_ids
+from unforced.objectives.smoothing.targets import (
+    Near,
+    Target,
+    emittable,
+    massless,
+    near_table,
+    near_target,
+    near_words,
+    one_hot,
+    own_mass,
+    smoothed_nll,
+)
+from unforced.objectives.smoothing.word_vectors import co_occurrence, read_vectors, sources, special, units, unused
+from unforced.ops.masks import widened
+from unforced.protocols import StepDecoder, require
 from unforced.types import Batch, Encoded, Loss, Progress, Symbols
 
 WORDS = ("uniform", "model", "co-occurrence")  # what ``vectors`` may be instead of a file
@@ -46,9 +54,9 @@ class Known:
     there: Tensor | None = None  # [V] bool: which words have a vector
     units: Tensor | None = None  # [V,E], unless ``near`` is there
     near: Near | None = None  # of all V words
-    moved: dict[torch.device, Known] = field(default_factory=dict)
+    moved: "dict[torch.device, Known]" = field(default_factory=dict)
 
-    def on(self, device: torch.device) -> Known:
+    def on(self, device: torch.device) -> "Known":
         """The same on a device, where it stays for the next time."""
         if device not in self.moved:
             parts = (self.there, self.units, self.near)
@@ -116,7 +124,7 @@ class TokenSmoothing:
         """The files that it reads, which a resumed run must find as they were."""
         return () if self.vectors in WORDS else sources(self.vectors)
 
-    def fitted(self, codec: Any, examples: Sequence[Encoded] = ()) -> TokenSmoothing:
+    def fitted(self, codec: Any, examples: Sequence[Encoded] = ()) -> "TokenSmoothing":
         """The objective with the vectors of this vocabulary, and with the near words of each."""
         fitted = copy.copy(self)
         object.__setattr__(fitted, "known", self.learnt(codec, examples))
@@ -173,9 +181,7 @@ class TokenSmoothing:
             return self.uniform(tokens, size, symbols, dtype)
         there, found, near = self.compared(model, size, symbols, tokens.device)
         if near is not None and len(tokens) and size > len(near.tokens) <= int(tokens.max()):
-            raise InputError(
-                f"token_smoothing knows {len(near.tokens)} tokens, but one is number {int(tokens.max())}"
-            )
+            raise InputError(f"token_smoothing knows {len(near.tokens)} tokens, but one is number {int(tokens.max())}")
         covered = there[tokens]
         if near is None:
             distinct, tokens = tokens.unique(return_inverse=True)
@@ -196,9 +202,7 @@ class TokenSmoothing:
                 without, words = without | self.known.special, self.known.size
             return there & emittable(size, without, device, words), found, None
         if self.known is None:
-            raise InputError(
-                f'token_smoothing has not read "{self.vectors}" yet: call fitted(codec, examples)'
-            )
+            raise InputError(f'token_smoothing has not read "{self.vectors}" yet: call fitted(codec, examples)')
         known = self.known.on(device)
         assert known.there is not None
         if known.size > size:

@@ -42,9 +42,7 @@ class Aligner:
 
     letters: dict[str, int]
     phonemes: dict[str, int]
-    log_probs: (
-        np.ndarray
-    )  # [letter, first phoneme, second]; 0 stands for no first phoneme, or for no phoneme at all
+    log_probs: np.ndarray  # [letter, first phoneme, second]; 0 stands for no first phoneme, or for no phoneme at all
 
     @classmethod
     def learn(cls, words: Sequence[Word], rounds: int = 30) -> "Aligner":
@@ -79,9 +77,7 @@ class Aligner:
     def _viterbi(self, group: _Group) -> tuple[np.ndarray, np.ndarray]:
         """How many phonemes each letter emits in the best alignment [N,L], and its log-probability [N]."""
         rows, phonemes = np.arange(len(group.rows)), group.phonemes
-        scores = np.full(
-            (len(rows), phonemes.shape[1] + 1), -np.inf
-        )  # of each number of phonemes emitted so far
+        scores = np.full((len(rows), phonemes.shape[1] + 1), -np.inf)  # of each number of phonemes emitted so far
         scores[:, 0] = 0
         moves = []
         for letter in group.letters.T[:, :, None]:

@@ -1,6 +1,4 @@
-"""Captions for pictures: emoji with their names, or pictures of one's own."""
-
-from __future__ import annotations
+"""The codec of captioning: a picture in, text out."""
 
 import re
 from collections.abc import Sequence
@@ -11,17 +9,115 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from unforced.errors import InputError
-from unforced.metrics.bleu import Bleu, ShortBleu
-from unforced.metrics.cider import Cider
-from unforced.metrics.protocol import Metric
-from unforced.tasks.arrays import read_npz
-from unforced.tasks.files import count, read_jsonl
-from unforced.tasks.locate import find
-from unforced.tasks.pictures import Picture, PictureCodec
-from unforced.tasks.protocol import Split
-from unforced.tasks.segment import TextCoder
-from unforced.tasks.splits import limited
-from unforced.types import Example, Examples
+from unforced.metrics.text import Bleu, Cider, ShortBleu
+from unforced.protocols import Metric, Split
+from unforced.tasks.codecs import collate
+from unforced.tasks.datasets import find
+from unforced.tasks.files import count, limited, read_jsonl, read_npz
+from unforced.tasks.tokenization import TextCoder
+from unforced.types import Batch, Encoded, Example, Examples, Sizes
+
+
+class Picture(str):
+    """A picture's name, which tables show, with the pixels [H,W] or [H,W,C] uint8 that models see.
+
+    >>> Picture("heart", np.zeros((2, 2), dtype=np.uint8)).pixels.shape
+    (2, 2)
+    """
+
+    pixels: np.ndarray
+
+    def __new__(cls, name: str, pixels: np.ndarray) -> "Picture":
+        picture = super().__new__(cls, name)
+        picture.pixels = pixels
+        return picture
+
+
+class PictureCodec:
+    """Pictures of one shape to captions; a source is a ``Picture`` or its array, a target is text.
+
+    >>> codec = PictureCodec((2, 2, 3), TextCoder.learn(["a red heart"], "words"))
+    >>> encoded = codec.encode(Example(np.full((2, 2, 3), 255, dtype=np.uint8), "red heart"))
+    >>> encoded.source.shape, float(encoded.source.max()), encoded.target
+    ((3, 2, 2), 1.0, [6, 5, 2])
+    >>> codec.sizes
+    Sizes(target=7, source=None, image=(3, 2, 2), classes=None)
+    """
+
+    def __init__(self, shape: tuple[int, ...], target: TextCoder) -> None:
+        self.shape = shape
+        self.target = target
+        self.symbols = target.vocabulary.symbols
+        height, width, channels = (*shape, 1)[:3]
+        self.sizes = Sizes(target=len(target.vocabulary), image=(channels, height, width))
+
+    def encode(self, example: Example) -> Encoded:
+        source = example.source
+        if isinstance(source, str) and not isinstance(source, Picture):
+            raise InputError(f"{source[:80]!r} is text where a picture is wanted.")
+        pixels = np.asarray(source.pixels if isinstance(source, Picture) else source)
+        if pixels.shape != self.shape or pixels.dtype != np.uint8:
+            raise InputError(
+                f"A picture of {pixels.dtype} with the shape {pixels.shape} was given where uint8 {self.shape} is wanted."
+            )
+        planes = pixels.transpose(2, 0, 1) if pixels.ndim == 3 else pixels[None]
+        target = [] if example.target is None else self.target.encode(example.target, eos=True)
+        return Encoded(np.divide(planes, 255, dtype=np.float32), target, self.target.references(example))
+
+    def collate(self, encoded: Sequence[Encoded], ids: Sequence[int]) -> Batch:
+        return collate(encoded, ids, self.symbols)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self.target.decode(ids)
+
+    def parse(self, line: str) -> Picture:
+        """The path of a picture: an ``.npy`` array, or a file that Pillow opens, shrunk or stretched to size."""
+        path = Path(line.strip()).expanduser()
+        if not path.is_file():
+            raise InputError(f"{line.strip()!r} is not the path of a picture.")
+        return Picture(path.name, _npy(path) if path.suffix == ".npy" else _open(path, self.shape))
+
+    def show(self, output: Any) -> str:
+        """A caption as it is; a picture by its name."""
+        return "" if output is None else str(output)
+
+    def token_names(self) -> tuple[str, ...]:
+        return self.target.vocabulary.tokens
+
+    def to_json(self) -> dict[str, Any]:
+        return {"shape": list(self.shape), "target": self.target.to_json()}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> "PictureCodec":
+        try:
+            shape, target = tuple(int(n) for n in data["shape"]), data["target"]
+        except (KeyError, TypeError, ValueError):
+            raise InputError("A codec of captions needs 'shape' and 'target'.") from None
+        return cls(shape, TextCoder.from_json(target))
+
+
+def _npy(path: Path) -> np.ndarray:
+    try:
+        return np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise InputError(f"{path}: the file is not a sound .npy array ({error}).") from None
+
+
+def _open(path: Path, shape: tuple[int, ...]) -> np.ndarray:
+    """A picture file as uint8 of the wanted shape, on white where it is transparent."""
+    from PIL import Image
+
+    try:
+        with Image.open(path) as file:
+            picture = file.convert("RGBA")
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise InputError(f"{path}: the picture can't be opened ({error}).") from None
+    white = Image.new("RGBA", picture.size, "white")
+    flat = Image.alpha_composite(white, picture).convert("RGB" if len(shape) == 3 else "L")
+    return np.asarray(flat.resize((shape[1], shape[0]), Image.Resampling.BOX))
+
+
+# Captions for pictures: emoji with their names, or pictures of one's own.
 
 EMOJI = "emoji_captions"
 
@@ -98,9 +194,7 @@ class Captions:
             beside = " ".join(map(str, record.get(tags) or ())) if tags and split == "train" else ""
             examples.extend(self._examples(split, Picture(name, pixels[index]), texts, dropped, beside))
         if index + 1 < len(pixels):
-            raise InputError(
-                f"{caption_path} describes {index + 1} of {len(pixels)} pictures in {image_path}."
-            )
+            raise InputError(f"{caption_path} describes {index + 1} of {len(pixels)} pictures in {image_path}.")
         if not examples:
             raise InputError(f"{caption_path} has no usable picture for {split}.")
         return limited(examples, dropped, getattr(self, f"{split}_limit"))

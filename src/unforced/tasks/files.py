@@ -4,18 +4,21 @@ Files whose name ends in ``.gz`` are decompressed on the way. Lines end at ``\\n
 Readers that skip blank lines count them in the ``dropped`` mapping they are given, so that read = kept + dropped.
 """
 
-from __future__ import annotations
-
 import gzip
 import io
 import json
+import zipfile
 import zlib
 from collections.abc import Iterator, MutableMapping, Sequence
+from hashlib import blake2b
 from itertools import zip_longest
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+import numpy as np
+
 from unforced.errors import InputError
+from unforced.types import Example, Examples
 
 MAX_BYTES = 4 * 2**30  # a compressed file that holds more is taken for a decompression bomb
 MAX_LINE = 2**26  # no line of an honest text file is longer
@@ -95,9 +98,7 @@ def _text(raw: bytes, path: Path, number: int) -> str:
     return text.removesuffix("\n").removesuffix("\r")
 
 
-def read_tsv(
-    path: str | Path, columns: int, dropped: Dropped | None = None
-) -> Iterator[tuple[int, tuple[str, ...]]]:
+def read_tsv(path: str | Path, columns: int, dropped: Dropped | None = None) -> Iterator[tuple[int, tuple[str, ...]]]:
     """The rows of a tab-separated file (no quoting, no header); blank lines are dropped, other widths refused.
 
     Cells are stripped of white space at both ends and may be empty.
@@ -199,3 +200,60 @@ def read_conll(
         tags.append(tag)
     if words:
         yield Sentence(start, tuple(words), tuple(tags))
+
+
+# A strict reader of ``.npz`` files: plain arrays only, nothing pickled, no decompression bombs.
+
+MAX_ARRAY_BYTES = 4 * 2**30
+
+
+def read_npz(path: str | Path, names: Sequence[str], optional: Sequence[str] = ()) -> dict[str, np.ndarray]:
+    """The arrays ``names`` of a file, and those of ``optional`` that it has.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "a.npz"
+    >>> np.savez(path, x=np.arange(3), y=np.zeros(2))
+    >>> read_npz(path, ["x"])
+    {'x': array([0, 1, 2])}
+    """
+    path = Path(path)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            sizes = {entry.filename.removesuffix(".npy"): entry.file_size for entry in archive.infolist()}
+        missing = [name for name in names if name not in sizes]
+        if missing:
+            found = ", ".join(sorted(sizes)) or "none"
+            raise InputError(f"{path}: the array {missing[0]!r} is missing (arrays found: {found}).")
+        wanted = [*names, *(name for name in optional if name in sizes)]
+        if sum(sizes[name] for name in wanted) > MAX_ARRAY_BYTES:
+            raise InputError(f"{path}: the arrays unpack to more than {MAX_ARRAY_BYTES} bytes.")
+        with np.load(path, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in wanted}
+    except FileNotFoundError:
+        raise InputError(f"{path}: there is no such file.") from None
+    except (zipfile.BadZipFile, ValueError, EOFError) as error:
+        raise InputError(f"{path}: the file is not a sound .npz of plain arrays ({error}).") from None
+    except OSError as error:
+        raise InputError(f"{path}: the file can't be read ({error.strerror or error}).") from None
+
+
+# Random splits and subsets that are pure functions of (seed, key): no state, no order, the same on every machine.
+
+
+def fraction(key: str, seed: int = 0) -> float:
+    """A number in [0, 1), uniform over keys.
+
+    >>> fraction("word") == fraction("word"), fraction("word") == fraction("word", seed=1)
+    (True, False)
+    """
+    digest = blake2b(f"{seed}\t{key}".encode(), digest_size=8).digest()
+    return (int.from_bytes(digest, "big") >> 11) / 2**53
+
+
+def limited(examples: list[Example], dropped: dict[str, int], limit: int | None) -> Examples:
+    """The first ``limit`` examples (all if None), with those beyond counted among the dropped."""
+    if limit is not None and len(examples) > limit:
+        reason = "beyond the limit"
+        dropped = {**dropped, reason: dropped.get(reason, 0) + len(examples) - limit}
+        examples = examples[:limit]
+    return Examples(examples, dropped)

@@ -8,15 +8,14 @@ from typing import Any
 import numpy as np
 
 from unforced.errors import InputError
-from unforced.metrics.accuracy import TokenAccuracy
-from unforced.metrics.edit import ErrorRate, ExactError
-from unforced.metrics.protocol import Metric
+from unforced.metrics.tagging import TokenAccuracy
+from unforced.metrics.text import ErrorRate, ExactError
+from unforced.protocols import Metric, Split
 from unforced.tasks.alignment import Aligner, alignable, join_labels
 from unforced.tasks.files import count
-from unforced.tasks.g2p import G2P
-from unforced.tasks.protocol import Split
-from unforced.tasks.tags import TagCodec
-from unforced.tasks.vocabulary import Vocabulary
+from unforced.tasks.pronunciation import G2P
+from unforced.tasks.tagging import TagCodec
+from unforced.tasks.tokenization import Vocabulary
 from unforced.types import Example, Examples
 
 
@@ -46,9 +45,7 @@ class OfPhonemes:
         self.name = metric.name
         self.higher_is_better = metric.higher_is_better
 
-    def statistics(
-        self, outputs: Sequence[Sequence[str]], answers: Sequence[Sequence[Sequence[str]]]
-    ) -> np.ndarray:
+    def statistics(self, outputs: Sequence[Sequence[str]], answers: Sequence[Sequence[Sequence[str]]]) -> np.ndarray:
         joined = [[join_labels(answer) for answer in acceptable] for acceptable in answers]
         return self.metric.statistics([join_labels(output) for output in outputs], joined)
 
@@ -83,9 +80,7 @@ class StreamingG2P(G2P):
                 kept.append(example)
             else:
                 count(dropped, "more than two phonemes a letter")
-        pairs = list(
-            dict.fromkeys((example.source, answer) for example in kept for answer in example.answers)
-        )
+        pairs = list(dict.fromkeys((example.source, answer) for example in kept for answer in example.answers))
         found = self.aligner.align([(word, answer.split()) for word, answer in pairs])
         labels = {pair: alignment.labels for pair, alignment in zip(pairs, found)}
         aligned = (

@@ -4,8 +4,6 @@ A position in training is an epoch and an offset into ``epoch_batches`` of it, s
 uninterrupted one would have seen, whatever the number of processes and micro-batches.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -65,9 +63,7 @@ def check_lengths(lengths: np.ndarray, batch_tokens: int) -> None:
         )
 
 
-def _pools(
-    order: np.ndarray, lengths: np.ndarray, batch_tokens: int, max_rows: int | None
-) -> list[np.ndarray]:
+def _pools(order: np.ndarray, lengths: np.ndarray, batch_tokens: int, max_rows: int | None) -> list[np.ndarray]:
     """Cut the shuffled examples into pools of about ``POOL`` batches each."""
     tokens = np.cumsum(lengths[order].sum(axis=1))
     batches = tokens[-1] / batch_tokens if len(order) else 0
@@ -92,13 +88,7 @@ def _cut(rows: np.ndarray, lengths: np.ndarray, batch_tokens: int, max_rows: int
 
 
 def planned_updates(
-    lengths: np.ndarray,
-    *,
-    batch_tokens: int,
-    max_rows: int | None,
-    seed: int,
-    epochs: float | None,
-    steps: int | None,
+    lengths: np.ndarray, *, batch_tokens: int, max_rows: int | None, seed: int, epochs: float | None, steps: int | None
 ) -> int:
     """How many updates ``epochs`` (the last one may be a fraction) and ``steps`` allow: the smaller number.
 

@@ -1,7 +1,5 @@
 """What can be set about training: the ``[training]`` table of a recipe."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Literal
@@ -25,9 +23,7 @@ class Training:
 
     epochs: float | None = 10  # passes over the data ...
     steps: int | None = None  # ... and updates: whichever ends first
-    batch_tokens: int = (
-        4096  # source and target tokens of a global batch, padding included; images count nothing
-    )
+    batch_tokens: int = 4096  # source and target tokens of a global batch, padding included; images count nothing
     max_rows: int | None = None  # examples in a global batch
     accumulate: int = 1  # micro-batches that a process makes of its part, one after another
     learning_rate: float = 1e-3
@@ -44,9 +40,7 @@ class Training:
     keep: int = 2  # newest checkpoints kept, besides the best
     save_every: int | None = None  # updates; checkpoints are always written after a validation
     average: int = 1  # at the end, try the mean of so many last checkpoints as a candidate for the best
-    warm_start: str | None = (
-        None  # a run folder whose best weights to begin with; "variant:NAME" in a comparison
-    )
+    warm_start: str | None = None  # a run folder whose best weights to begin with; "variant:NAME" in a comparison
     log_every: int = 20  # updates
     tensorboard: bool = False
     log_samples: bool = False  # write the example ids of every update to samples.jsonl
@@ -69,9 +63,7 @@ class Training:
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise InputError(f"betas must be two numbers in [0, 1), not {self.betas}")
         if self.schedule not in ("constant", "linear", "cosine", "inverse_sqrt"):
-            raise InputError(
-                f"schedule must be constant, linear, cosine or inverse_sqrt, not {self.schedule}"
-            )
+            raise InputError(f"schedule must be constant, linear, cosine or inverse_sqrt, not {self.schedule}")
         if self.precision not in ("float32", "bf16"):
             raise InputError(f"precision must be float32 or bf16, not {self.precision}")
         if self.schedule == "inverse_sqrt" and self.warmup < 1:

@@ -1,0 +1,1 @@
+"""Run, resume and summarise Markov chains of a masked model; score sentences."""

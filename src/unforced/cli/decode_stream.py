@@ -1,0 +1,98 @@
+"""Decode line by line: sources come in as text, outputs leave as text, a batch at a time."""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unforced.errors import InputError, nearest
+from unforced.recipes.fields import fields_of, pick, to_mapping
+from unforced.recipes.recipe import Recipe, merge, parse_overrides
+from unforced.registry import Entries, name_of
+from unforced.training.loading import fastest_device, load, read_recipe
+from unforced.training.run_folder import RunFolder
+from unforced.types import Example
+
+COPIES = ("nbest", "samples")  # the field that says how many outputs a decoder gives of each source
+
+
+def decode_lines(
+    run: str | Path,
+    lines: Iterable[bytes],
+    method: str = "beam",
+    options: Sequence[str] = (),
+    *,
+    nbest: int = 1,
+    checkpoint: str = "best",
+    size: int = 32,
+    seed: int = 1,
+) -> Iterator[str]:
+    """The outputs of a run's model for UTF-8 lines of text, in their order.
+
+    With ``nbest`` above one there are that many lines for a source: its number, the score and the output, with tabs
+    between them. A line that can't be read ends the stream with an ``InputError`` that has its number, after the
+    outputs of the lines before it.
+    """
+    if nbest < 1 or size < 1:
+        raise InputError(f"{'nbest' if nbest < 1 else 'batch'} must be at least 1")
+    decoder = choose(read_recipe(RunFolder(run)), method, options, nbest)
+    device = fastest_device()
+    model, fitted = load(run, checkpoint, device=device)
+    codec = fitted.codec
+
+    def outputs(waiting: list[tuple[int, Any]]) -> Iterator[str]:
+        numbers = [number for number, _ in waiting]
+        rng = torch.Generator().manual_seed(seed)  # draws belong to (seed, line), whatever the batches
+        found = decoder(model, fitted.batch([Example(source, None) for _, source in waiting], numbers), rng=rng)
+        texts = [[codec.show(codec.decode(ids)) for ids in found.ids(codec.symbols, n)] for n in range(nbest)]
+        for i, number in enumerate(numbers):
+            for n in range(nbest):
+                score = float(found.scores[i, n])
+                if nbest == 1:
+                    yield texts[n][i]
+                elif score > -math.inf:  # where there are fewer outputs than asked for, the places stay empty
+                    yield f"{number}\t{score:.4f}\t{texts[n][i]}"
+
+    waiting: list[tuple[int, Any]] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            waiting.append((number, codec.parse(text_of(line, number))))
+        except InputError as error:
+            yield from outputs(waiting) if waiting else ()
+            raise InputError(f"standard input:{number}: {error}") from None
+        if len(waiting) == size:
+            yield from outputs(waiting)
+            waiting = []
+    yield from outputs(waiting) if waiting else ()
+
+
+def choose(single: Recipe, method: str, options: Sequence[str], nbest: int) -> Any:
+    """The recipe's decoder of this name, or else the catalogue's, with ``key=value`` options."""
+    entries = Entries("decoders")
+    own = single.decoding.get(method)
+    name = method if own is None else name_of("decoders", own)
+    if name is None or name not in entries:
+        raise InputError(f'there is no decoder "{method}"; {nearest(method, {**single.decoding, **entries})}')
+    fields = {} if own is None else to_mapping(own)
+    changes = parse_overrides(options)
+    if nbest > 1:
+        copies = [field.name for field in fields_of(entries[name]) if field.name in COPIES]
+        if not copies:
+            raise InputError(f"{name} gives one output of a source, not {nbest}")
+        changes[copies[0]] = nbest
+    return pick(entries, merge(fields, changes) | {"method": name}, method, "method")
+
+
+def text_of(line: bytes, number: int) -> str:
+    """The text of a line of bytes without its end; the sentence of an error doesn't say where, the caller does."""
+    if number == 1 and line.startswith(b"\xef\xbb\xbf"):
+        raise InputError("the input starts with a byte order mark")
+    if b"\0" in line:
+        raise InputError("there is a NUL byte in the line")
+    try:
+        text = line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"the line isn't UTF-8 (byte {error.start + 1})") from None
+    return text.removesuffix("\n").removesuffix("\r")

@@ -1,0 +1,80 @@
+"""Every possible output and its probability, by enumeration: what search and sampling are tested against."""
+
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from unforced.decoding.search import Constraints, check_lengths, evaluating, limits
+from unforced.errors import InputError
+from unforced.ops import state_rows
+from unforced.protocols import StepDecoder
+from unforced.types import Batch, Hypotheses
+
+
+def enumerate_sequences(
+    model: StepDecoder,
+    batch: Batch,
+    max_length: int | None = None,
+    *,
+    min_length: int = 0,
+    scores: Literal["local", "global"] = "local",
+    most: int = 1_000_000,
+) -> Hypotheses:
+    """All N outputs that are possible for the one example of ``batch``, the most probable first: [1,N,T].
+
+    They end in EOS or have exactly as many tokens as the example's limit allows (``unforced.decoding.search``);
+    outputs of probability zero are left out. ``log_probs`` are sums of log-probabilities, or with ``scores`` "global"
+    of the model's scores; ``scores`` of the result is the same. Raises ``InputError`` where there might be more than
+    ``most`` outputs.
+
+    >>> from unforced.models.toy import Toy
+    >>> from unforced.types import Sizes, Symbols
+    >>> model = Toy(scale=0).build(Sizes(target=3))  # all tokens are equally probable
+    >>> nothing = torch.zeros(1, 1, dtype=torch.long)
+    >>> batch = Batch.of_gold(nothing, nothing > 0, Symbols(pad=0, bos=0, eos=1, banned=(0,)))
+    >>> enumerate_sequences(model, batch, max_length=2).tokens
+    tensor([[[1, 0],
+             [2, 1],
+             [2, 2]]])
+    """
+    check_lengths(min_length, max_length)
+    if len(batch) != 1:
+        raise InputError(f"outputs are enumerated for one example at a time, not for a batch of {len(batch)}")
+    constraints = Constraints.of(batch, min_length, scores)
+    steps = int(limits(batch, min_length, max_length))
+    prefixes = batch.gold.new_full((1, 1), batch.symbols.bos)  # [n,1+t]: all that have not ended
+    log_probs = torch.zeros(1, device=prefixes.device)
+    ended: list[tuple[Tensor, Tensor]] = []  # of each length
+    with evaluating(model):
+        state = model.start(batch)
+        for t in range(steps):
+            features, state = model.advance(state, model.embed(prefixes[:, -1:]))
+            token_scores = constraints.token_scores(t, model.score(features[:, -1]))
+            log_probs = log_probs.unsqueeze(1) + token_scores
+            parents, tokens = (log_probs > -torch.inf).nonzero().unbind(dim=1)
+            prefixes = torch.cat([prefixes[parents], tokens.unsqueeze(1)], dim=1)
+            log_probs = log_probs[parents, tokens]
+            end = constraints.is_end(tokens)
+            ended.append((prefixes[end], log_probs[end]))
+            prefixes, log_probs, state = prefixes[~end], log_probs[~end], state_rows.keep(state, parents[~end])
+            more = len(prefixes) * token_scores.shape[1] if t + 1 < steps else len(prefixes)
+            if more + sum(len(log_prob) for _, log_prob in ended) > most:
+                raise InputError(
+                    f"there may be more than {most} outputs of up to {steps} tokens: lower max_length to enumerate"
+                )
+            if not len(prefixes):
+                break
+    ended.append((prefixes, log_probs))
+    total = torch.cat([log_prob for _, log_prob in ended])
+    if not len(total):
+        raise InputError("no output is possible: the model gives every one the score −inf")
+    order = total.argsort(descending=True, stable=True)
+    sizes = [tokens.shape[1] - 1 for tokens, _ in ended]
+    pad = partial(torch.nn.functional.pad, value=batch.symbols.pad)
+    padded = [pad(tokens[:, 1:], (0, max(sizes) - size)) for (tokens, _), size in zip(ended, sizes)]
+    counts = torch.tensor([len(tokens) for tokens, _ in ended], device=order.device)
+    lengths = torch.tensor(sizes, device=order.device).repeat_interleave(counts)
+    sorted_ = (leaf[order].unsqueeze(0) for leaf in (torch.cat(padded), lengths, total, total))
+    return Hypotheses(*sorted_)

@@ -1,0 +1,1 @@
+"""Comparisons: plan runs, execute them, test the differences."""

@@ -1,0 +1,1 @@
+"""Hugging Face models: wrappers, codecs and trainers."""

@@ -1,1 +1,0 @@
-"""The library inside other people's training loops."""

@@ -1,0 +1,281 @@
+"""A small convolutional classifier whose features and class probabilities judge generated images."""
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import skip_init
+
+from unforced.errors import InputError
+from unforced.metrics.text import same_number
+
+Images = Sequence[Any] | np.ndarray
+FEATURES = 16
+BATCH, RATE = 64, 3e-3
+EPOCHS, FEWEST, MOST = 30, 100, 1500  # the latter two in updates
+
+
+class ConvNet(nn.Module):
+    """Two 3×3 convolutions, 2×2 pooling, ``FEATURES`` features, class scores: [N,C,H,W] -> [N,d], [N,classes]."""
+
+    def __init__(self, shape: tuple[int, int, int], classes: int, rng: torch.Generator) -> None:
+        super().__init__()
+        channels, height, width = shape
+        self.first = skip_init(nn.Conv2d, channels, 16, 3, padding=1, dtype=torch.float32)
+        self.second = skip_init(nn.Conv2d, 16, 32, 3, padding=1, dtype=torch.float32)
+        self.squeeze = skip_init(nn.Linear, 32 * (-(-height // 4)) * (-(-width // 4)), FEATURES, dtype=torch.float32)
+        self.classify = skip_init(nn.Linear, FEATURES, classes, dtype=torch.float32)
+        for weights in self.parameters():
+            if weights.dim() == 1:
+                nn.init.zeros_(weights)
+            else:
+                nn.init.kaiming_uniform_(weights, nonlinearity="relu", generator=rng)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = F.max_pool2d(F.relu(self.first(images)), 2, ceil_mode=True)
+        hidden = F.max_pool2d(F.relu(self.second(hidden)), 2, ceil_mode=True)
+        features = self.squeeze(hidden.flatten(1))
+        return features, self.classify(F.relu(features))
+
+
+class Classifier:
+    """A trained classifier: ``features`` (standardised on its training images) and ``probabilities``.
+
+    Images are integer arrays [H,W] or [H,W,C] with ``levels`` grey or colour levels. Training is a function of the
+    images, the labels and the seed: it draws from a generator of its own and runs in one thread.
+
+    >>> images = np.repeat([np.zeros((4, 4)), np.ones((4, 4))], 8, axis=0).astype(int)
+    >>> labels = np.repeat([0, 1], 8)
+    >>> classifier = Classifier.fit("toy", images, labels, levels=2, classes=2, steps=30)
+    >>> classifier.features(images).shape, classifier.probabilities(images).shape
+    ((16, 16), (16, 2))
+    >>> classifier.accuracy(images, labels)
+    1.0
+    """
+
+    def __init__(self, name: str, net: ConvNet, shape: tuple[int, ...], levels: int, trained_on: int) -> None:
+        self.name = name
+        self.shape = shape
+        self.levels = levels
+        self.trained_on = trained_on
+        self._net = net
+        self._shift, self._scale = np.zeros(FEATURES), np.ones(FEATURES)
+
+    @classmethod
+    def fit(
+        cls,
+        name: str,
+        images: Images,
+        labels: Sequence[int] | np.ndarray,
+        *,
+        levels: int,
+        classes: int,
+        seed: int = 0,
+        steps: int | None = None,
+    ) -> "Classifier":
+        """Train with Adam for ``steps`` updates (30 epochs, between bounds), the learning rate falling to zero on a line."""
+        if not len(images) or len(images) != len(labels):
+            raise InputError(f"A classifier can't learn from {len(images)} images and {len(labels)} labels.")
+        shape = np.shape(images[0])
+        steps = min(max(EPOCHS * len(images) // BATCH, FEWEST), MOST) if steps is None else steps
+        with _training():
+            rng = torch.Generator().manual_seed(seed)
+            net = ConvNet((shape[2] if len(shape) == 3 else 1, shape[0], shape[1]), classes, rng)
+            result = cls(name, net, shape, levels, len(images))
+            pixels, gold = result._pixels(images), torch.as_tensor(np.asarray(labels), dtype=torch.long)
+            optimizer = torch.optim.Adam(net.parameters(), lr=RATE)
+            for step in range(steps):
+                optimizer.param_groups[0]["lr"] = RATE * (1 - step / steps)
+                rows = torch.randint(len(gold), (BATCH,), generator=rng)
+                optimizer.zero_grad()
+                F.cross_entropy(net(pixels[rows])[1], gold[rows]).backward()
+                optimizer.step()
+        net.requires_grad_(False)
+        raw = result.features(images)
+        result._shift, result._scale = raw.mean(axis=0), raw.std(axis=0) + 1e-6
+        return result
+
+    def features(self, images: Images) -> np.ndarray:
+        """N images -> [N,d] float64."""
+        return (self._run(images)[0].double().numpy() - self._shift) / self._scale
+
+    def probabilities(self, images: Images) -> np.ndarray:
+        """N images -> [N,classes] float64, rows sum to one."""
+        return torch.softmax(self._run(images)[1].double(), dim=-1).numpy()
+
+    def accuracy(self, images: Images, labels: Sequence[int] | np.ndarray) -> float:
+        """The share of images whose class it finds."""
+        return float((self.probabilities(images).argmax(axis=1) == np.asarray(labels)).mean())
+
+    def describe(self) -> str:
+        """What it is, with a fingerprint: distances compare only in the same features."""
+        weights = b"".join(weights.detach().numpy().tobytes() for weights in self._net.parameters())
+        mark = hashlib.sha256(weights).hexdigest()[:8]
+        return (
+            f"the {self.name} classifier ({FEATURES} features of a small convolutional network "
+            f"trained on {self.trained_on} images, weights {mark})"
+        )
+
+    def _run(self, images: Images) -> tuple[Tensor, Tensor]:
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):
+            parts = [self._net(part) for part in self._pixels(images).split(1000)]
+        return torch.cat([features for features, _ in parts]), torch.cat([scores for _, scores in parts])
+
+    def _pixels(self, images: Images) -> Tensor:
+        """N images of integer levels -> [N,C,H,W] float32 in [0,1]."""
+        for i, image in enumerate(images):
+            if np.shape(image) != self.shape:
+                raise InputError(f"Image {i} has the shape {np.shape(image)} where {self.shape} is wanted.")
+        stacked = np.asarray(images).reshape(len(images), *self.shape)
+        if len(images) and not 0 <= stacked.min() <= stacked.max() < self.levels:
+            raise InputError(f"The images' levels must lie between 0 and {self.levels - 1}.")
+        pixels = torch.tensor(stacked, dtype=torch.float32) / max(self.levels - 1, 1)
+        return pixels.movedim(3, 1).contiguous() if pixels.dim() == 4 else pixels.unsqueeze(1)
+
+
+@contextmanager
+def _training() -> Iterator[None]:
+    """Gradients on and full precision, whatever the caller set, and one thread: sums in another order end elsewhere."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.inference_mode(False), torch.enable_grad(), torch.autocast("cpu", enabled=False):
+            yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+# An inception-style score: the formula of Salimans et al. (2016) with a classifier the caller names.
+
+
+class Probabilities(Protocol):
+    """What gives each image a distribution over classes."""
+
+    def probabilities(self, images: Sequence[Any]) -> np.ndarray:
+        """N images -> [N,C] float64, rows sum to one."""
+        ...
+
+    def describe(self) -> str: ...
+
+
+class InceptionStyleScore:
+    """exp(H(mean of p) − mean of H(p)): between 1 and the number of classes, high if outputs are clear and varied.
+
+    Statistics are [1, H(p), p] for each output; answers are not looked at. There are no splits to average over.
+
+    >>> class Sure:
+    ...     def probabilities(self, images): return np.eye(2)[images]
+    ...     def describe(self): return "a toy"
+    >>> metric = InceptionStyleScore("score", Sure)
+    >>> both = metric.statistics([0, 1], [[0], [0]])
+    >>> round(float(metric.score(both.sum(axis=0))), 6)
+    2.0
+    """
+
+    higher_is_better = True
+
+    def __init__(self, name: str, classifier: Callable[[], Probabilities]) -> None:
+        self.name = name
+        self._classifier = classifier
+
+    def statistics(self, outputs: Sequence[Any], answers: Sequence[Sequence[Any]]) -> np.ndarray:
+        same_number(outputs, answers)
+        p = self._classifier().probabilities(outputs)
+        return np.concatenate([np.ones((len(p), 1)), _entropy(p)[:, None], p], axis=1)
+
+    def score(self, sums: np.ndarray) -> np.ndarray:
+        means = sums[..., 1:] / np.maximum(sums[..., :1], 1)
+        return np.exp(_entropy(means[..., 1:]) - means[..., 0])
+
+    def signature(self) -> str:
+        return f"inception-style score (not the Inception score), no splits, with {self._classifier().describe()}"
+
+
+def _entropy(p: np.ndarray) -> np.ndarray:
+    """[...,C] distributions -> [...] nats, with 0 log 0 = 0."""
+    return -(p * np.log(np.where(p > 0, p, 1))).sum(axis=-1)
+
+
+# The Fréchet distance between generated and real images, in the features of a classifier the caller names.
+
+
+class Features(Protocol):
+    """What turns images into vectors."""
+
+    def features(self, images: Sequence[Any]) -> np.ndarray:
+        """N images -> [N,d] float64."""
+        ...
+
+    def describe(self) -> str: ...
+
+
+class FrechetDistance:
+    """|μ − μ'|² + tr(Σ + Σ' − 2(ΣΣ')^½) for the means and covariances of real and generated features.
+
+    Both sides are part of the statistics, so that the score is a function of their sums alone:
+    [1, f, f fᵀ, f', f' f'ᵀ], the products' upper triangles only, hence D = 1 + 3d + d².
+    The ``classifier`` is a function so that nothing is trained before a score is asked for.
+
+    >>> class Identity:
+    ...     def features(self, images): return np.array(images, dtype=float)
+    ...     def describe(self): return "the image itself"
+    >>> metric = FrechetDistance("distance", Identity)
+    >>> rows = metric.statistics([[0.0], [2.0]], [[[3.0]], [[5.0]]])  # equal spread, means 1 and 4
+    >>> round(float(metric.score(rows.sum(axis=0))), 6)
+    9.0
+    """
+
+    higher_is_better = False
+
+    def __init__(self, name: str, classifier: Callable[[], Features]) -> None:
+        self.name = name
+        self._classifier = classifier
+
+    def statistics(self, outputs: Sequence[Any], answers: Sequence[Sequence[Any]]) -> np.ndarray:
+        same_number(outputs, answers)
+        sides = [self._classifier().features(side) for side in (outputs, [group[0] for group in answers])]
+        return np.concatenate([np.ones((len(outputs), 1)), *map(_moments, sides)], axis=1)
+
+    def score(self, sums: np.ndarray) -> np.ndarray:
+        size = (sums.shape[-1] - 1) // 2
+        made = _mean_and_covariance(sums[..., 0], sums[..., 1 : 1 + size])
+        real = _mean_and_covariance(sums[..., 0], sums[..., 1 + size :])
+        return frechet(*made, *real)
+
+    def signature(self) -> str:
+        return f"Fréchet distance (not FID) in the features of {self._classifier().describe()}"
+
+
+def _moments(features: np.ndarray) -> np.ndarray:
+    """[N,d] -> [N, d + d(d+1)/2]: the features and the upper triangle of their products."""
+    rows, columns = np.triu_indices(features.shape[1])
+    return np.concatenate([features, features[:, rows] * features[:, columns]], axis=1)
+
+
+def _mean_and_covariance(count: np.ndarray, sums: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """[...] counts and [...,M] sums of ``_moments`` -> [...,d] mean and [...,d,d] covariance (divisor n − 1)."""
+    d = int((np.sqrt(9 + 8 * sums.shape[-1]) - 3) / 2 + 0.5)  # M = d + d(d+1)/2
+    count = np.maximum(count, 1)[..., None]
+    mean = sums[..., :d] / count
+    rows, columns = np.triu_indices(d)
+    products = np.zeros((*sums.shape[:-1], d, d))
+    products[..., rows, columns] = products[..., columns, rows] = sums[..., d:]
+    scatter = products - count[..., None] * mean[..., :, None] * mean[..., None, :]
+    return mean, scatter / np.maximum(count - 1, 1)[..., None]
+
+
+def frechet(mean_a: np.ndarray, covariance_a: np.ndarray, mean_b: np.ndarray, covariance_b: np.ndarray) -> np.ndarray:
+    """The distance between Gaussians, batched: means [...,d], covariances [...,d,d] -> [...].
+
+    tr (AB)^½ is the sum of the square roots of the eigenvalues of A^½ B A^½, which is symmetric.
+    """
+    values, vectors = np.linalg.eigh(covariance_a)
+    root = (vectors * np.sqrt(values.clip(min=0))[..., None, :]) @ np.swapaxes(vectors, -1, -2)
+    cross = np.sqrt(np.linalg.eigvalsh(root @ covariance_b @ root).clip(min=0)).sum(axis=-1)
+    trace = np.trace(covariance_a, axis1=-2, axis2=-1) + np.trace(covariance_b, axis1=-2, axis2=-1)
+    return np.maximum(((mean_a - mean_b) ** 2).sum(axis=-1) + trace - 2 * cross, 0)

@@ -1,0 +1,1 @@
+"""Parts shared by token-level and sequence-level loss smoothing."""

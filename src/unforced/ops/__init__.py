@@ -1,0 +1,1 @@
+"""Tensor operations shared by models, decoders and objectives."""

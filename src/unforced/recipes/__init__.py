@@ -1,0 +1,1 @@
+"""Recipes: TOML files that describe a run or a comparison."""

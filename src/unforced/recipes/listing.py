@@ -1,0 +1,111 @@
+"""Describe the registered classes and their fields as plain data, for ``unforced list``."""
+
+import inspect
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import is_dataclass
+from typing import Any, Literal, get_args, get_origin
+
+from unforced.options import expected, hints_of
+from unforced.recipes.fields import default_of, fields_of, options_of, required, to_plain
+from unforced.recipes.recipe import builtin, read
+from unforced.registry import CATALOGUE, Entries, named
+
+
+def entries(kind: str) -> list[dict[str, Any]]:
+    """Return name, summary and fields of each class of a kind, or name, summary and variants of each built-in recipe.
+
+    >>> [entry["name"] for entry in entries("objectives")][:2]
+    ['cross_entropy', 'label_smoothing']
+    """
+    if kind == "recipes":
+        recipes = {name: read(name) for name in builtin()}
+        return [
+            {
+                "name": name,
+                "summary": data.get("description", ""),
+                "variants": [variant.get("name") for variant in data.get("variants", [])],
+            }
+            for name, data in recipes.items()
+        ]
+    return [{"name": name, "summary": summary(cls), "fields": describe(cls)} for name, cls in Entries(kind).items()]
+
+
+def summary(cls: type) -> str:
+    """Return the first paragraph of the docstring of a class, or of its module if it holds this class alone."""
+    alone = sum(entry.startswith(f"{cls.__module__}:") for kind in CATALOGUE.values() for entry in kind.values()) < 2
+    doc = (alone and inspect.getdoc(sys.modules[cls.__module__])) or inspect.getdoc(cls) or ""
+    return " ".join(doc.split("\n\n")[0].split())
+
+
+def describe(cls: type) -> list[dict[str, Any]]:
+    """Describe the fields of a dataclass: name, type, allowed values, default and documentation.
+
+    >>> from unforced.objectives.scheduled_sampling import ScheduledSampling
+    >>> describe(ScheduledSampling)[0]["choices"]
+    ['argmax', 'sample', 'soft_argmax', 'soft_sample']
+    """
+    hints, notes = hints_of(cls), comments(cls)
+    return [
+        {
+            "name": field.name,
+            "type": spell(hints[field.name]),
+            "expected": expected(hints[field.name]),
+            "required": required(field),
+            "default": to_plain(default_of(field), hints[field.name]),
+            "choices": choices(hints[field.name]),
+            "doc": notes.get(field.name) or mention(cls.__doc__ or "", field.name),
+        }
+        for field in fields_of(cls)
+    ]
+
+
+def comments(cls: type) -> dict[str, str]:
+    """Return the comment after or above each field in the source, base classes included."""
+    found: dict[str, str] = {}
+    for base in reversed([base for base in cls.__mro__ if is_dataclass(base)]):
+        above: list[str] = []
+        for line in inspect.getsourcelines(base)[0]:
+            code, _, comment = line.strip().partition("# ")
+            field = re.match(r"(\w+): ", code)
+            if field:
+                found[field[1]] = comment or " ".join(above)
+            above = [*above, comment] if comment and not code else []
+    return found
+
+
+def mention(doc: str, name: str) -> str:
+    """Return the first sentence of a docstring with ``name`` in double back-ticks."""
+    prose = " ".join(doc.split(">>>")[0].split())
+    sentences = re.split(r"(?<=[.!?])\s+(?=[A-Z`])", prose)
+    return next((sentence for sentence in sentences if f"``{name}``" in sentence), "")
+
+
+def choices(hint: Any) -> list[Any] | None:
+    """Return the values of the `Literal`s or the names of the classes that a field may hold, or None."""
+    found: list[Any] = []
+    for option in options_of(hint):
+        option = get_args(option)[0] if get_origin(option) is tuple else option
+        found += get_args(option) if get_origin(option) is Literal else named(option) or ()
+    return list(dict.fromkeys(found)) or None
+
+
+def spell(hint: Any) -> str:
+    """Write a type as Python does: ``int | None``, ``tuple[float, ...]``."""
+    words: list[str] = []
+    for option in options_of(hint):
+        origin, args = get_origin(option), get_args(option)
+        if origin is Literal:
+            words += [type(choice).__name__ for choice in args]
+        elif named(option) is not None:
+            words.append("named")
+        elif origin is tuple:
+            words.append(f"tuple[{', '.join('...' if arg is Ellipsis else spell(arg) for arg in args)}]")
+        elif origin is Callable:
+            words.append("function")
+        elif option is type(None):
+            words.append("None")
+        else:
+            words.append(option.__name__ if isinstance(option, type) and not args else str(option))
+    return " | ".join(dict.fromkeys(words))

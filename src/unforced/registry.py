@@ -1,0 +1,147 @@
+"""What recipes and the command line can name: one line an entry, imported only when it is used."""
+
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import Any
+
+from unforced.errors import InputError, nearest
+
+CATALOGUE: dict[str, dict[str, str]] = {
+    "objectives": {
+        "cross_entropy": "unforced.objectives.cross_entropy:CrossEntropy",
+        "label_smoothing": "unforced.objectives.label_smoothing:LabelSmoothing",
+        "scheduled_sampling": "unforced.objectives.scheduled_sampling:ScheduledSampling",
+        "parallel_scheduled_sampling": "unforced.objectives.parallel_scheduled_sampling:ParallelScheduledSampling",
+        "token_smoothing": "unforced.objectives.token_smoothing:TokenSmoothing",
+        "sequence_smoothing": "unforced.objectives.sequence_smoothing:SequenceSmoothing",
+        "token_sequence_smoothing": "unforced.objectives.token_sequence_smoothing:TokenSequenceSmoothing",
+        "self_normalized": "unforced.objectives.self_normalized:SelfNormalized",
+        "soft_beam": "unforced.objectives.soft_beam:SoftBeam",
+        "beam_search_optimization": "unforced.objectives.beam_search_optimization:BeamSearchOptimization",
+        "minimum_risk": "unforced.objectives.minimum_risk:MinimumRisk",
+        "masked_lm": "unforced.objectives.masked_lm:MaskedLM",
+        "pseudo_likelihood": "unforced.objectives.pseudo_likelihood:PseudoLikelihood",
+        "exact_likelihood": "unforced.objectives.exact_likelihood:ExactLikelihood",
+        "kl_projection": "unforced.objectives.kl_projection:KLProjection",
+        "noise_contrastive": "unforced.objectives.noise_contrastive:NoiseContrastive",
+    },
+    "models": {
+        "lstm": "unforced.models.lstm:LSTM",
+        "transformer": "unforced.models.transformer:Transformer",
+        "causal": "unforced.models.transformer:Causal",
+        "field": "unforced.models.field:Field",
+        "masked": "unforced.models.masked:Masked",
+        "conditional_masked": "unforced.models.masked:ConditionalMasked",
+        "toy": "unforced.models.toy:Toy",
+        "huggingface": "unforced.huggingface.model_spec:HuggingFace",
+    },
+    "tasks": {
+        "g2p": "unforced.tasks.pronunciation:G2P",
+        "streaming_g2p": "unforced.tasks.streaming_g2p:StreamingG2P",
+        "pairs": "unforced.tasks.text:Pairs",
+        "translation": "unforced.tasks.text:Translation",
+        "dialogue": "unforced.tasks.text:Dialogue",
+        "summarization": "unforced.tasks.text:Summarization",
+        "language": "unforced.tasks.text:Language",
+        "phonemes": "unforced.tasks.pronunciation:Phonemes",
+        "tagging": "unforced.tasks.tagging:Tagging",
+        "images": "unforced.tasks.images:Images",
+        "captions": "unforced.tasks.captions:Captions",
+        "palindromes": "unforced.tasks.synthetic:Palindromes",
+        "hmm": "unforced.tasks.synthetic:HMM",
+    },
+    "decoders": {
+        "greedy": "unforced.decoding.greedy:Greedy",
+        "sample": "unforced.decoding.sampling:Sample",
+        "beam": "unforced.decoding.beam:Beam",
+        "soft_beam": "unforced.decoding.soft_beam:SoftBeam",
+        "gold_history": "unforced.decoding.gold_history:GoldHistory",
+        "mask_predict": "unforced.energy.mask_predict:MaskPredict",
+        "chain": "unforced.energy.chain:Chain",
+    },
+    "kernels": {
+        "metropolis_hastings": "unforced.energy.metropolis_hastings:MetropolisHastings",
+        "gibbs": "unforced.energy.gibbs:Gibbs",
+    },
+    "costs": {
+        "hamming": "unforced.objectives.costs:Hamming",
+        "weighted_hamming": "unforced.objectives.costs:WeightedHamming",
+        "confusions": "unforced.objectives.costs:Confusions",
+    },
+    "schedules": {
+        "constant": "unforced.objectives.schedules:Constant",
+        "linear": "unforced.objectives.schedules:Linear",
+        "exponential": "unforced.objectives.schedules:Exponential",
+        "inverse_sigmoid": "unforced.objectives.schedules:InverseSigmoid",
+        "always": "unforced.objectives.schedules:Always",
+        "rise": "unforced.objectives.schedules:Rise",
+    },
+}
+
+# A field of one of these types holds any entry of the kind, picked by its ``name``.
+PROTOCOLS = {
+    "unforced.protocols:Objective": "objectives",
+    "unforced.objectives.schedules:Schedule": "schedules",
+    "unforced.objectives.costs:Cost": "costs",
+    "unforced.energy.samplers:Sampler": "kernels",
+}
+
+
+def resolve(kind: str, name: str) -> type:
+    """The class behind a name.
+
+    >>> resolve("objectives", "label_smoothing")
+    <class 'unforced.objectives.label_smoothing.LabelSmoothing'>
+    >>> resolve("objectives", "lable_smoothing")
+    Traceback (most recent call last):
+    unforced.errors.InputError: "lable_smoothing" is not among the objectives; did you mean "label_smoothing"?
+    """
+    entries = CATALOGUE[kind]
+    if name not in entries:
+        raise InputError(f'"{name}" is not among the {kind}; {nearest(name, entries)}')
+    module, _, attribute = entries[name].partition(":")
+    cls: type = getattr(import_module(module), attribute)
+    return cls
+
+
+class Entries(Mapping[str, type]):
+    """The classes of a kind by name, each imported when it is looked up."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def __getitem__(self, name: str) -> type:
+        if name not in CATALOGUE[self.kind]:
+            raise KeyError(name)
+        return resolve(self.kind, name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in CATALOGUE[self.kind]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(CATALOGUE[self.kind])
+
+    def __len__(self) -> int:
+        return len(CATALOGUE[self.kind])
+
+
+def address(cls: type) -> str:
+    """A class as the catalogue writes it."""
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def name_of(kind: str, value: Any) -> str | None:
+    """The name under which the class of ``value`` stands in the catalogue, or None.
+
+    >>> from unforced.objectives.cross_entropy import CrossEntropy
+    >>> name_of("objectives", CrossEntropy()), name_of("objectives", 3)
+    ('cross_entropy', None)
+    """
+    cls = value if isinstance(value, type) else type(value)
+    return next((name for name, entry in CATALOGUE[kind].items() if entry == address(cls)), None)
+
+
+def named(hint: Any) -> Mapping[str, type] | None:
+    """Return the classes by name that a field may hold if its type is one of the protocols above, else None."""
+    kind = PROTOCOLS.get(address(hint)) if isinstance(hint, type) else None
+    return None if kind is None else Entries(kind)

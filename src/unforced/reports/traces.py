@@ -1,0 +1,64 @@
+"""Chains over their sweeps: the energy of each, and how many proposals were taken."""
+
+from pathlib import Path
+
+from torch import Tensor
+
+from unforced.chains import results
+from unforced.chains.chains import ChainFolder, Traces
+from unforced.chains.results import Scores
+from unforced.errors import InputError
+from unforced.reports.figures import Line, Panel, check, draw
+
+PICTURE = "traces.svg"  # beside the chains
+MOST = 20  # lines of chains on a panel; with more chains, the first of them
+
+
+def plot_folder(folder: Path, path: Path | None = None) -> Path:
+    """Draw the chains that a folder holds, as far as they have come; beside them unless ``path`` says where."""
+    if path is not None:
+        check(path)
+    chains = ChainFolder(folder)
+    info = chains.info()
+    burn_in, scores = int(info.get("burn_in", 0)), results.read(folder)
+    where = folder / PICTURE if path is None else path
+    return plot_traces(chains.traces(), int(info["chains"]), where, burn_in=burn_in, scores=scores)
+
+
+def plot_traces(traces: Traces, chains: int, path: Path, *, burn_in: int = 0, scores: Scores | None = None) -> Path:
+    """Draw energies and rates over sweeps, and a panel for each metric that outputs are graded by.
+
+    There is a line for chain 1, 2, … of the examples, the mean over examples where there are several. Acceptance is the share
+    of proposals that were accepted, the novel-transition rate the share that changed the sequence as well.
+    """
+    check(path)
+    if not len(traces.energy):
+        raise InputError("there is no sweep to draw yet")
+    sweeps = [float(n) for n in range(1, len(traces.energy) + 1)]
+    by_chain = traces.energy.double().unflatten(1, (-1, chains)).mean(dim=1)  # [N,M]
+    energies = [Line(f"chain {k + 1}", sweeps, by_chain[:, k].tolist()) for k in range(min(chains, MOST))]
+    rates = [
+        Line("acceptance", sweeps, share(traces.accepted, traces.proposed)),
+        Line("novel transitions", sweeps, share(traces.moved, traces.proposed)),
+    ]
+    examples = traces.energy.shape[1] // chains
+    about = [f"mean of {examples} examples"] * (examples > 1)
+    left_out = [f"the first {burn_in} sweeps are burn-in"] * (burn_in > 0)
+    panels = [
+        Panel(energies, "sweeps", "energy", ", ".join(about)),
+        Panel(rates, "sweeps", "share of proposals", ", ".join(left_out)),
+    ]
+    for name, rows in (scores or {}).items():
+        line = Line(name, [float(sweep) for sweep, _ in rows], [score for _, score in rows])
+        panels.append(Panel([line], "sweeps", name, f"mean of {chains} chains" if chains > 1 else ""))
+    return draw(panels, path)
+
+
+def share(part: Tensor, whole: Tensor) -> list[float]:
+    """Σ over chains of one count by that of another, for each sweep.
+
+    >>> import torch
+    >>> share(torch.tensor([[1, 0], [2, 2]]), torch.tensor([[2, 2], [2, 2]]))
+    [0.25, 1.0]
+    """
+    return (part.sum(dim=1).double() / whole.sum(dim=1).clamp(min=1)).tolist()
