@@ -33,6 +33,7 @@ from unforced.training.options import Training
 from unforced.training.progress import Display
 from unforced.training.run_folder import LineLog, RunFolder, differences
 from unforced.training.run_identity import describe, facts
+from unforced.training.step import ObjectiveStep, scale_and_clip_gradients
 from unforced.types import Batch, Encoded, Examples, Loss, Progress
 
 
@@ -223,23 +224,6 @@ def _board(folder: Path, step: int) -> Any:
 FUSED = ("cpu", "cuda", "mps", "xpu")  # devices with a fused AdamW
 
 
-class Step(nn.Module):
-    """A model and its objective as one module: distributed wrappers and autocast hook ``forward``, and nothing else.
-
-    Under bf16 the whole forward runs in autocast, which caches the casts of the weights until the end. Casts made in
-    a no-grad pass carry no gradient, and a later pass that finds them in the cache trains nothing. An objective with
-    a no-grad pass in front must therefore call ``torch.clear_autocast_cache()`` behind it (pytorch#112583, #65766).
-    """
-
-    def __init__(self, model: nn.Module, objective: Objective) -> None:
-        super().__init__()
-        self.model = model
-        self.objective = objective
-
-    def forward(self, batch: Batch, progress: Progress, rng: torch.Generator) -> Loss:
-        return self.objective(self.model, batch, progress=progress, rng=rng)
-
-
 class Measured(NamedTuple):
     """What an update saw: ``sums[name]`` is (sum, count) over the global batch, as [2K + 1] numbers on the device.
 
@@ -284,7 +268,7 @@ class Updater:
         self.lengths = lengths
         self.seed = seed
         self.clip = options.clip
-        self.module = accelerator.prepare_model(Step(model, objective))
+        self.module = accelerator.prepare_model(ObjectiveStep(model, objective))
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if not self.parameters:
             raise InputError("the model has no parameters to train")
@@ -303,8 +287,8 @@ class Updater:
         world = self.accelerator.num_processes
         if world > 1:
             numbers = self.accelerator.reduce(numbers, "sum")
-        # DistributedDataParallel has averaged the gradients over the processes: undo that
-        norm = self.scale_gradients(world / numbers[names.index("loss") * 2 + 1].clamp(min=1))
+        count = numbers[names.index("loss") * 2 + 1]
+        norm = scale_and_clip_gradients(self.parameters, count, world, self.clip)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()
@@ -341,15 +325,6 @@ class Updater:
 
     def number(self, value: Any) -> Tensor:
         return torch.as_tensor(value, dtype=self.wide, device=self.accelerator.device)
-
-    def scale_gradients(self, scale: Tensor) -> Tensor:
-        """Multiply the gradients by ``scale``, then clip them; returns their norm between the two."""
-        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients) * scale
-        if self.clip is not None:
-            scale = scale * (self.clip / (norm + 1e-6)).clamp(max=1.0)
-        torch._foreach_mul_(gradients, scale.to(gradients[0].dtype))
-        return norm
 
 
 def nothing(loss: Loss) -> Loss:
