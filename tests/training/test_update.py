@@ -83,7 +83,9 @@ def test_clipping_bounds_the_norm_and_reports_what_it_was() -> None:
     whole = gradients(model)
     clipped, model = updater(CrossEntropy(), clip=0.01)
     clipped.gradients(range(32), Progress())
-    assert scale_and_clip_gradients(clipped.parameters, torch.tensor(2.0), clip=0.01).item() == pytest.approx(norm.item())
+    assert scale_and_clip_gradients(clipped.parameters, torch.tensor(2.0), clip=0.01).item() == pytest.approx(
+        norm.item()
+    )
     for name, gradient in gradients(model).items():
         torch.testing.assert_close(gradient, whole[name] * 0.01 / norm, rtol=1e-3, atol=1e-12)
 
