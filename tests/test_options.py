@@ -23,7 +23,7 @@ from unforced.options import (
     Options,
     Positive,
     Probability,
-    Text,
+    NonEmptyStr,
     check_value,
     expected,
 )
@@ -56,7 +56,7 @@ HINTS: list[tuple[Any, list[Any], list[Any]]] = [
     (int, [0, -3, 10**12], [True, 1.0, "1", None, math.nan]),
     (float, [0.5, -2.0, 3], [True, "1", None, math.nan, math.inf, -math.inf]),
     (str, ["", "a"], [1, None, b"a"]),
-    (Text, ["a"], ["", 1, None]),
+    (NonEmptyStr, ["a"], ["", 1, None]),
     (Count, [1, 7], [0, -1, 1.0, True, None]),
     (Natural, [0, 7], [-1, 0.0, False]),
     (Positive, [1e-30, 3], [0, 0.0, -1, math.nan, math.inf, "1"]),

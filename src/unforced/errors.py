@@ -2,7 +2,6 @@
 
 import difflib
 from collections.abc import Iterable
-from typing import get_args
 
 
 class InputError(Exception):
@@ -26,16 +25,3 @@ def nearest(word: str, known: Iterable[str]) -> str:
     if close:
         return f'did you mean "{lower[close[0]]}"?'
     return f"there are: {', '.join(words)}" if words else "there are none"
-
-
-def check_choice(name: str, value: object, hint: object) -> None:
-    """Raise ``InputError`` unless ``value`` is one of a ``Literal``'s.
-
-    >>> from typing import Literal
-    >>> check_choice("feed", "beam", Literal["argmax", "sample"])
-    Traceback (most recent call last):
-    unforced.errors.InputError: feed is argmax or sample, not 'beam'
-    """
-    choices = get_args(hint)
-    if value not in choices:
-        raise InputError(f"{name} is {' or '.join(map(str, choices))}, not {value!r}")

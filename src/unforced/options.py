@@ -1,6 +1,6 @@
 """Frozen dataclasses whose fields are checked against their type hints.
 
-A class of options derives from `Options`. A hint may be bool, int, float, str, a `Literal`, a tuple, a dict, a class,
+A class of options derives from `Options`. A hint may be bool, int, float (finite, or an int), str, a `Literal`, a tuple, a dict, a class,
 a protocol, a callable, or a union of these; `Annotated` adds a range:
 
     >>> @dataclass(frozen=True)
@@ -17,6 +17,7 @@ a protocol, a callable, or a union of these; `Annotated` adds a range:
     unforced.errors.InputError: scores must be one of local, global, got 'glob'; did you mean "global"?
 """
 
+import functools
 import math
 import types
 from collections.abc import Callable, Collection, Mapping
@@ -56,7 +57,7 @@ class Above:
 
 @dataclass(frozen=True)
 class AtMost:
-    """A number x with x <= ``bound``."""
+    """A number x with x <= ``bound``; only ``AtMost(inf)`` accepts infinity."""
 
     bound: float
 
@@ -124,7 +125,9 @@ Positive = Annotated[float, Above(0)]
 NonNegative = Annotated[float, AtLeast(0)]
 Probability = Annotated[float, Between(0, 1)]
 Fraction = Annotated[float, AtLeast(0), Below(1)]  # of dropout, label smoothing, ...
-Text = Annotated[str, NotEmpty()]
+PositiveFraction = Annotated[float, Above(0), AtMost(1)]
+Temperature = Annotated[float, AtLeast(0), AtMost(math.inf)]
+NonEmptyStr = Annotated[str, NotEmpty()]
 
 
 # Options
@@ -249,6 +252,7 @@ class _Problem(NamedTuple):
 _Check = Callable[[Any], _Problem | None]
 
 
+@functools.cache
 def _compile(hint: Any) -> _Check:
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
@@ -273,6 +277,10 @@ def _compile(hint: Any) -> _Check:
     if hint is None or hint is type(None):
         return lambda value: None if value is None else _Problem(must, value)
     return _instance(origin or hint, must)
+
+
+def _compile_infinite(base: _Check) -> _Check:
+    return lambda value: None if isinstance(value, float) and math.isinf(value) else base(value)
 
 
 def _is_number(value: Any) -> bool:
@@ -303,6 +311,8 @@ def _instance(cls: Any, must: str) -> _Check:
 def _ranged(hint: Any) -> _Check:
     base = _compile(get_args(hint)[0])
     ranges = [extra for extra in hint.__metadata__ if isinstance(extra, Range)]
+    if AtMost(math.inf) in ranges:
+        base = _compile_infinite(base)
     plain, whole, words = expected(get_args(hint)[0]), expected(hint), ranges_of(hint)
 
     def check(value: Any) -> _Problem | None:

@@ -23,8 +23,9 @@ from unforced.energy.energies import Kind
 from unforced.energy.mask_predict import random_start, warm_start
 from unforced.energy.samplers import Sampler, SweepInfo
 from unforced.energy.scoring import Masking, token_scores
-from unforced.errors import InputError, check_choice
+from unforced.errors import InputError
 from unforced.ops.random_streams import generator
+from unforced.options import Count, Natural, Options
 from unforced.protocols import Split
 from unforced.reports.traces import PICTURE, plot_traces
 from unforced.training.progress import Display
@@ -85,27 +86,21 @@ def score_sentences(reader: Reader, sentences: Sequence[Sentence], masking: Mask
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chains:
+class Chains(Options):
     """Which chains to run: how many, from where, and for how long."""
 
-    chains: int = 4  # of each example
-    sweeps: int = 100
-    burn_in: int | None = None  # sweeps that the report leaves out; a fifth and all forced ones unless given
+    chains: Count = 4  # of each example
+    sweeps: Count = 100
+    burn_in: Natural | None = None  # sweeps that the report leaves out; a fifth and all forced ones unless given
     start: Start = "greedy"
-    seed: int = 1
-    keep_every: int = 1  # sweeps from one that is kept to the next
-    save_every: int = 10  # sweeps from checkpoint to checkpoint
-    patience: int = 5  # sweeps without a change that make a chain stuck
+    seed: Natural = 1
+    keep_every: Count = 1  # sweeps from one that is kept to the next
+    save_every: Count = 10  # sweeps from checkpoint to checkpoint
+    patience: Count = 5  # sweeps without a change that make a chain stuck
 
-    def __post_init__(self) -> None:
-        check_choice("start", self.start, Start)
-        for name in ("chains", "sweeps", "keep_every", "save_every", "patience"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.seed < 0:
-            raise InputError(f"seed must not be negative, but is {self.seed}")
-        if self.burn_in is not None and not 0 <= self.burn_in < self.sweeps:
-            raise InputError(f"burn_in must be at least 0 and below {self.sweeps}, the sweeps, not {self.burn_in}")
+    def check(self) -> None:
+        if self.burn_in is not None and self.burn_in >= self.sweeps:
+            raise InputError(f"burn_in must be below sweeps, {self.sweeps}, got {self.burn_in}")
 
     def left_out(self, forced: int = 0) -> int:
         """Sweeps that the report leaves out, where so many were forced."""

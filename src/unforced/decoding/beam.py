@@ -19,6 +19,7 @@ from unforced.decoding.search import (
 )
 from unforced.errors import InputError
 from unforced.ops.topk import top, top_continuations
+from unforced.options import Count, Natural, Options
 from unforced.protocols import StepDecoder
 from unforced.types import Batch, Hypotheses
 
@@ -159,7 +160,7 @@ def _first_alone(limits: Tensor, width: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Beam:
+class Beam(Options):
     """Beam search for argmax_y log p(y | x) / |y|^λ, with |y| the number of tokens, EOS included.
 
     ``beam`` is K, ``length_penalty`` λ, ``nbest`` how many outputs are returned for each example (at most K; where
@@ -180,28 +181,19 @@ class Beam:
     1
     """
 
-    beam: int = 5
+    beam: Count = 5
     length_penalty: float = 1.0
-    nbest: int = 1
-    min_length: int = 0
-    max_length: int | None = None
+    nbest: Count = 1
+    min_length: Natural = 0
+    max_length: Count | None = None
     finished: Literal["pool", "stay"] = "pool"
     early_stopping: EarlyStopping = "heuristic"
     scores: Literal["local", "global"] = "local"
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         check_lengths(self.min_length, self.max_length)
-        if type(self.beam) is not int or self.beam < 1:
-            raise InputError(f"beam must be a whole number of at least 1, not {self.beam}")
-        if not 1 <= self.nbest <= self.beam:
-            raise InputError(f"nbest must lie between 1 and beam {self.beam}, not {self.nbest}")
-        for name, allowed in (
-            ("finished", ("pool", "stay")),
-            ("early_stopping", ("heuristic", "full", "never")),
-            ("scores", ("local", "global")),
-        ):
-            if getattr(self, name) not in allowed:
-                raise InputError(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}")
+        if self.nbest > self.beam:
+            raise InputError(f"nbest must be at most beam, {self.beam}, got {self.nbest}")
 
     def __call__(self, model: StepDecoder, batch: Batch, *, rng: torch.Generator | None = None) -> Hypotheses:
         constraints = Constraints.of(batch, self.min_length, self.scores)

@@ -8,12 +8,13 @@ import torch
 from unforced.decoding.greedy import argmax
 from unforced.decoding.search import Constraints, evaluating
 from unforced.errors import InputError
+from unforced.options import Options
 from unforced.protocols import StepDecoder, require
 from unforced.types import Batch, Hypotheses
 
 
 @dataclass(frozen=True)
-class GoldHistory:
+class GoldHistory(Options):
     """The most probable token at each step **given the gold before it**: ŷ_t = argmax_w log p(w | y*_<t, x).
 
     It reads the answers, so it is no decoder to use: it measures. What it scores above greedy search is what the model's own

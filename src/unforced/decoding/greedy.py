@@ -23,6 +23,7 @@ from unforced.decoding.search import (
     search,
 )
 from unforced.ops.topk import top_continuations
+from unforced.options import Count, Natural, Options
 from unforced.protocols import StepDecoder
 from unforced.types import Batch, Hypotheses, Tree
 
@@ -64,7 +65,7 @@ def argmax(t: int, token_scores: Tensor, own: Tree) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Greedy:
+class Greedy(Options):
     """Take the most probable token at each step: ŷ_t = argmax_w log p(w | ŷ_<t, x).
 
     ``min_length`` and ``max_length`` are those of ``unforced.decoding.search``.
@@ -74,10 +75,10 @@ class Greedy:
     Greedy(min_length=0, max_length=20)
     """
 
-    min_length: int = 0
-    max_length: int | None = None
+    min_length: Natural = 0
+    max_length: Count | None = None
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         check_lengths(self.min_length, self.max_length)
 
     def __call__(self, model: StepDecoder, batch: Batch, *, rng: torch.Generator | None = None) -> Hypotheses:

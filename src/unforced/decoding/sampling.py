@@ -14,12 +14,13 @@ from unforced.decoding.search import Constraints, check_lengths, evaluating, lim
 from unforced.errors import InputError
 from unforced.ops import random_streams
 from unforced.ops.topk import top
+from unforced.options import Count, Natural, Options, Positive, PositiveFraction
 from unforced.protocols import StepDecoder
 from unforced.types import Batch, Hypotheses
 
 
 @dataclass(frozen=True)
-class Sample:
+class Sample(Options):
     """Draw each token from the model: ŷ_t ~ softmax(log p(· | ŷ_<t, x) / temperature), over the tokens allowed.
 
     ``top_k`` draws among the k most probable tokens only, ``nucleus`` among the fewest most probable tokens that
@@ -33,23 +34,15 @@ class Sample:
     1
     """
 
-    temperature: float = 1.0
-    top_k: int | None = None
-    nucleus: float | None = None
-    samples: int = 1
-    min_length: int = 0
-    max_length: int | None = None
+    temperature: Positive = 1.0
+    top_k: Count | None = None
+    nucleus: PositiveFraction | None = None
+    samples: Count = 1
+    min_length: Natural = 0
+    max_length: Count | None = None
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         check_lengths(self.min_length, self.max_length)
-        if not 0 < self.temperature < float("inf"):
-            raise InputError(f"temperature must be positive, not {self.temperature}")
-        if self.top_k is not None and self.top_k < 1:
-            raise InputError(f"top_k must be at least 1, not {self.top_k}")
-        if self.nucleus is not None and not 0 < self.nucleus <= 1:
-            raise InputError(f"nucleus must lie in (0, 1], not {self.nucleus}")
-        if self.samples < 1:
-            raise InputError(f"samples must be at least 1, not {self.samples}")
 
     def __call__(self, model: StepDecoder, batch: Batch, *, rng: torch.Generator | None = None) -> Hypotheses:
         if rng is None:

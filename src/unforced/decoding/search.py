@@ -25,11 +25,9 @@ UNKNOWN_LENGTH = 256  # the limit where neither the task nor a source of tokens 
 
 
 def check_lengths(min_length: int, max_length: int | None) -> None:
-    """Raise ``InputError`` where a decoder's length fields make no sense."""
-    if min_length < 0:
-        raise InputError(f"min_length must not be negative, not {min_length}")
-    if max_length is not None and max_length < max(min_length, 1):
-        raise InputError(f"max_length must be at least {max(min_length, 1)}, not {max_length}")
+    """Raise `InputError` if ``max_length`` is below ``min_length``."""
+    if max_length is not None and max_length < min_length:
+        raise InputError(f"max_length must be at least min_length, {min_length}, got {max_length}")
 
 
 def limits(batch: Batch, min_length: int = 0, max_length: int | None = None) -> Tensor:

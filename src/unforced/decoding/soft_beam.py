@@ -29,12 +29,13 @@ from unforced.decoding.search import (
     limits,
     search,
 )
-from unforced.errors import InputError, check_choice
+from unforced.errors import InputError
 from unforced.objectives.costs import Cost
 from unforced.ops import state_rows
 from unforced.ops.masks import FLOOR, full_precision, widened
 from unforced.ops.relaxations import around, checked_alpha
 from unforced.ops.topk import top_continuations
+from unforced.options import Count, Fraction, Natural, Options, Positive
 from unforced.protocols import StepDecoder, require
 from unforced.types import Batch, DecoderState, Hypotheses, Symbols
 
@@ -387,7 +388,7 @@ def likeliest(chosen: Chosen, v: int) -> Record:
 
 
 @dataclass(frozen=True)
-class SoftBeam:
+class SoftBeam(Options):
     """Decode with the relaxed beam search (CRB section 2.4): its recurrence, and at the end the likeliest path through it.
 
     At each step the most probable hypothesis and token of each mixture p_i are noted; they are followed back from the
@@ -402,19 +403,16 @@ class SoftBeam:
     'local'
     """
 
-    beam: int = 3
-    alpha: float = 10.0
+    beam: Count = 3
+    alpha: Positive = 10.0
     scores: Literal["local", "global"] = "local"
-    keep: int | None = 64
-    tolerance: float = 1e-4
-    min_length: int = 0
-    max_length: int | None = None
+    keep: Count | None = 64
+    tolerance: Fraction = 1e-4
+    min_length: Natural = 0
+    max_length: Count | None = None
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         check_lengths(self.min_length, self.max_length)
-        check_soft(self.beam, self.keep, self.tolerance)
-        check_choice("scores", self.scores, Literal["local", "global"])
-        checked_alpha(self.alpha)
 
     def __call__(self, model: StepDecoder, batch: Batch, *, rng: torch.Generator | None = None) -> Hypotheses:
         require(model, "soft_beam", "start", "embed", "embed_mix", "advance", "score")
@@ -454,13 +452,3 @@ def check_end(symbols: Symbols) -> None:
             f"soft_beam needs a padding symbol of its own, and here {symbols.pad} is both padding and the end; "
             "for a wrapped model, wrap(model, pad=…) gives one"
         )
-
-
-def check_soft(beam: int, keep: int | None, tolerance: float) -> None:
-    """Raise ``InputError`` where fields that the decoder and the objective share make no sense."""
-    if type(beam) is not int or beam < 1:
-        raise InputError(f"beam must be a whole number of at least 1, not {beam}")
-    if keep is not None and (type(keep) is not int or keep < 1):
-        raise InputError(f"keep must be a whole number of at least 1, or None, not {keep}")
-    if not 0 <= tolerance < 1:
-        raise InputError(f"tolerance must lie in [0, 1), not {tolerance}")

@@ -12,7 +12,8 @@ from unforced.energy import energies
 from unforced.energy.mask_predict import guessed_lengths, random_start, warm_start
 from unforced.energy.metropolis_hastings import MetropolisHastings
 from unforced.energy.samplers import Sampler, sweep
-from unforced.errors import InputError, check_choice
+from unforced.errors import InputError
+from unforced.options import Count, Options
 from unforced.protocols import require
 from unforced.types import Batch, Hypotheses
 
@@ -21,7 +22,7 @@ Output = Literal["last", "lowest"]
 
 
 @dataclass(frozen=True)
-class Chain:
+class Chain(Options):
     """Run ``chains`` chains of ``kernel`` for each example over ``sweeps`` sweeps; the call needs ``rng``.
 
     Outputs have the length that the model holds likeliest (the batch's where they have no end symbol). They start as the
@@ -33,17 +34,12 @@ class Chain:
     """
 
     kernel: Sampler = field(default_factory=MetropolisHastings)
-    sweeps: int = 20
-    chains: int = 1
+    sweeps: Count = 20
+    chains: Count = 1
     start: Start = "greedy"
     output: Output = "last"
 
-    def __post_init__(self) -> None:
-        check_choice("start", self.start, Start)
-        check_choice("output", self.output, Output)
-        for name in ("sweeps", "chains"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} must be at least 1, not {getattr(self, name)}")
+    def check(self) -> None:
         if getattr(self.kernel, "energy", "") is None and (self.output == "lowest" or self.chains > 1):
             raise InputError(
                 "a kernel without energy can't tell which state or chain is best: give it one, or one chain and its last state"

@@ -22,8 +22,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from unforced.errors import InputError, check_choice
+from unforced.errors import InputError
 from unforced.ops.masks import length_mask, widened
+from unforced.options import check_value
 from unforced.types import Batch, Symbols
 
 Kind = Literal["raw", "local"]
@@ -177,7 +178,7 @@ def found_of(
     keep: bool = False,
 ) -> Found:
     """``terms_of``, and with ``keep`` the features that they were scored from, 0 where no term was asked for."""
-    check_choice("kind", kind, Kind)
+    check_value("kind", Kind, kind)
     batch = prepare(model, batch)
     wanted = variables(batch)[example]
     row, position = (wanted if where is None else wanted & where).nonzero(as_tuple=True)

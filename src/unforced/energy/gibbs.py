@@ -9,7 +9,6 @@ from torch import Tensor
 from unforced.energy import energies
 from unforced.energy.energies import Found, Kind
 from unforced.energy.samplers import ChainInfo, ChainState, Kernel, Proposals, Turn, Walk
-from unforced.errors import check_choice
 from unforced.types import Batch
 
 
@@ -22,11 +21,6 @@ class Gibbs(Proposals):
     """
 
     energy: Kind | None = "local"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.energy is not None:
-            check_choice("energy", self.energy, Kind)
 
     def kernel(self, model: Any, batch: Batch) -> Kernel:
         """The sampler for a model and the examples of a batch, whose lengths are those of its gold."""

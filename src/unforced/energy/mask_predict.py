@@ -15,6 +15,7 @@ from unforced.energy.energies import ROWS
 from unforced.errors import InputError
 from unforced.ops import random_streams
 from unforced.ops.masks import widened
+from unforced.options import Count, Options
 from unforced.protocols import require
 from unforced.types import Batch, Hypotheses
 
@@ -95,7 +96,7 @@ def guessed_lengths(model: Any, batch: Batch, method: str, count: int = 1) -> Te
 
 
 @dataclass(frozen=True)
-class MaskPredict:
+class MaskPredict(Options):
     """Decode by a masked model: predict everything, then mask what it is least sure of and predict that again.
 
     The length is the batch's where outputs have no end symbol; else the ``lengths`` likeliest ones by the model are tried, and
@@ -106,14 +107,9 @@ class MaskPredict:
     1
     """
 
-    iterations: int = 10
-    lengths: int = 1
-    rows: int = ROWS
-
-    def __post_init__(self) -> None:
-        for name in ("iterations", "lengths", "rows"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} must be at least 1, not {getattr(self, name)}")
+    iterations: Count = 10
+    lengths: Count = 1
+    rows: Count = ROWS
 
     def __call__(self, model: Any, batch: Batch, *, rng: torch.Generator | None = None) -> Hypotheses:
         require(model, "mask_predict", "scores")

@@ -9,7 +9,8 @@ from torch import Tensor
 from unforced.energy import energies
 from unforced.energy.energies import Found, Kind
 from unforced.energy.samplers import ChainInfo, ChainState, Kernel, Proposals, Proposed, Turn, Walk, energy_of
-from unforced.errors import InputError, check_choice
+from unforced.errors import InputError
+from unforced.options import Natural, NonNegative, Positive
 from unforced.types import Batch
 
 LOWEST = 0.05  # temperature at which annealing ends, as a rule
@@ -35,20 +36,14 @@ class MetropolisHastings(Proposals):
     """
 
     energy: Kind = "local"
-    target: float = 1.0  # temperature of the distribution that is sampled
-    anneal: float = 0.0  # what is taken from it after each sweep
-    lowest: float | None = None  # what it never falls below: 0.05 unless given, or the target where that is less
-    forced: int = 0  # sweeps at the beginning in which every proposal is accepted
+    target: Positive = 1.0  # temperature of the distribution that is sampled
+    anneal: NonNegative = 0.0  # what is taken from it after each sweep
+    lowest: Positive | None = None  # what it never falls below: 0.05 unless given, or the target where that is less
+    forced: Natural = 0  # sweeps at the beginning in which every proposal is accepted
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("energy", self.energy, Kind)
-        if self.anneal < 0 or self.forced < 0:
-            raise InputError("anneal and forced must not be negative")
-        if not 0 < self.target < float("inf"):
-            raise InputError(f"target, a temperature, must be positive, not {self.target}")
-        if self.lowest is not None and not 0 < self.lowest <= self.target:
-            raise InputError(f"lowest must be positive and not above the target, {self.target:g}, but is {self.lowest}")
+    def check(self) -> None:
+        if self.lowest is not None and self.lowest > self.target:
+            raise InputError(f"lowest must be at most target, {self.target:g}, got {self.lowest}")
 
     def target_at(self, sweep: int) -> float:
         """The temperature of the target in sweep 0, 1, …"""

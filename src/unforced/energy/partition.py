@@ -21,7 +21,8 @@ from unforced.energy import energies
 from unforced.energy.energies import Kind
 from unforced.energy.factored import CELLS, factored_energies, factored_log_z, shares_contexts
 from unforced.energy.spaces import Running, Space, allowed_ids, groups, key_of, spaces
-from unforced.errors import InputError, check_choice
+from unforced.errors import InputError
+from unforced.options import check_value
 from unforced.types import Batch
 
 ROWS = 2048  # masked copies, or sequences where a model scores all their positions at once, that are run together
@@ -107,7 +108,7 @@ class Partition:
     def __init__(
         self, model: Any, kind: Kind = "raw", *, rows: int = ROWS, most: int = MOST, cells: int = CELLS
     ) -> None:
-        check_choice("kind", kind, Kind)
+        check_value("kind", Kind, kind)
         self.model, self.kind = model, kind
         self.rows, self.most, self.cells = rows, most, cells
         self.known: dict[tuple[int, ...], float] = {}

@@ -21,9 +21,10 @@ from torch import Tensor
 from unforced.decoding.search import evaluating
 from unforced.energy import energies
 from unforced.energy.energies import ROWS, Found
-from unforced.errors import InputError, check_choice
+from unforced.errors import InputError
 from unforced.ops import random_streams
 from unforced.ops.masks import widened
+from unforced.options import Count, Options, Positive, PositiveFraction
 from unforced.protocols import require
 from unforced.types import Batch
 
@@ -288,7 +289,7 @@ Order = Literal["random", "left_to_right"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Proposals:
+class Proposals(Options):
     """Mask a block of positions I and draw new tokens from q(y'; y) = Π_{i∈I} p(y'_i | y\\I), one block after another.
 
     p is the model's softmax at ``temperature``, among the tokens that are allowed; with ``nucleus`` b only among the fewest
@@ -300,23 +301,12 @@ class Proposals:
     [5, 4, 3, 2, 1, 1]
     """
 
-    block: int = 1  # positions that are masked together
-    shrink: int | None = None  # sweeps in which the block size falls to one, linearly; never if none
-    temperature: float = 1.0  # of the proposals
-    nucleus: float | None = None  # draw only from the tokens that have so much probability together
+    block: Count = 1  # positions that are masked together
+    shrink: Count | None = None  # sweeps in which the block size falls to one, linearly; never if none
+    temperature: Positive = 1.0  # of the proposals
+    nucleus: PositiveFraction | None = None  # draw only from the tokens that have so much probability together
     order: Order = "random"  # in which a sweep visits positions
-    rows: int = ROWS  # masked copies that the model is given at once
-
-    def __post_init__(self) -> None:
-        check_choice("order", self.order, Order)
-        for name in ("block", "rows", "shrink"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"{name} must be at least 1, not {value}")
-        if not 0 < self.temperature < float("inf"):
-            raise InputError(f"temperature must be positive, not {self.temperature}")
-        if self.nucleus is not None and not 0 < self.nucleus <= 1:
-            raise InputError(f"nucleus must lie in (0, 1], not {self.nucleus}")
+    rows: Count = ROWS  # masked copies that the model is given at once
 
     def block_size(self, sweep: int) -> int:
         """How many positions are masked together in sweep 0, 1, …"""

@@ -25,8 +25,9 @@ from torch import Tensor
 
 from unforced.decoding.search import evaluating
 from unforced.energy import energies
-from unforced.errors import InputError, check_choice
+from unforced.errors import InputError
 from unforced.ops.masks import widened
+from unforced.options import check_value
 from unforced.protocols import require
 from unforced.types import Batch
 
@@ -66,7 +67,7 @@ def token_scores(
     how ``log_probs`` are masked. The model is given at most ``tokens`` tokens at once, unless one sentence has more.
     """
     require(model, "scoring", "scores")
-    check_choice("over", over, Over)
+    check_value("over", Over, over)
     free = energies.variables(batch)
     together = blocks(free, words, masking)
     with evaluating(model):
@@ -97,7 +98,7 @@ def pseudo_log_likelihood(
     The same as ``token_scores(…).log_probs``, without the energies.
     """
     require(model, "scoring", "scores")
-    check_choice("over", over, Over)
+    check_value("over", Over, over)
     free = energies.variables(batch)
     together = blocks(free, words, masking)
     with evaluating(model):
@@ -146,7 +147,7 @@ class Blocks(NamedTuple):
 
 def blocks(free: Tensor, words: Tensor | None, masking: Masking) -> Blocks | None:
     """What is masked together; None: every token alone."""
-    check_choice("masking", masking, Masking)
+    check_value("masking", Masking, masking)
     if masking == "single":
         return None
     if words is None:

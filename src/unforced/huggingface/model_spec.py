@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from safetensors import SafetensorError
 
-from unforced.errors import InputError, check_choice
+from unforced.errors import InputError
 from unforced.huggingface.parts import in_short
+from unforced.options import AtLeast, NonEmptyStr, Options
 from unforced.types import Example, Sizes
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ SOURCE = "{source}"
 
 
 @dataclass(frozen=True)
-class HuggingFace:
+class HuggingFace(Options):
     """A folder that ``save_pretrained`` wrote, with configuration, safetensors and tokenizer.
 
     A task's text goes through the folder's tokenizer, whatever the task says of tokens. ``template`` is what a source
@@ -159,25 +160,19 @@ class HuggingFace:
     environment says UNFORCED_TRUST_REMOTE_CODE=1.
     """
 
-    path: str  # a local folder
+    path: NonEmptyStr  # a local folder
     kind: Kinds = "auto"  # what to load it as; "auto" goes by its configuration
     template: str | None = None  # what a source is put into, in place of {source}
     start: tuple[int, ...] = ()  # the decoder's first inputs, if the folder doesn't say
-    longest_source: int | None = None  # tokens; longer sources are cut
-    longest_target: int | None = None  # the same of targets
+    longest_source: Annotated[int, AtLeast(2)] | None = None  # tokens; longer sources are cut
+    longest_target: Annotated[int, AtLeast(2)] | None = None  # the same of targets
     random_weights: bool = False  # whether to begin with random weights instead of the folder's
     download: bool = False  # whether path may be a name on the Hugging Face Hub
 
     def __post_init__(self) -> None:
-        check_choice("kind", self.kind, Kinds)
+        super().__post_init__()
         if self.template is not None and SOURCE not in self.template:
-            raise InputError(f'template must say where the source goes ("{SOURCE}"), not "{self.template}"')
-        for name in ("longest_source", "longest_target"):
-            value = getattr(self, name)
-            if value is not None and value < 2:
-                raise InputError(f"{name} must be at least 2, not {value}")
-        if not self.path:
-            raise InputError("path must name a folder")
+            raise InputError(f'template must contain "{SOURCE}", the place of the source, got "{self.template}"')
         if not self.download:  # a run must find it again from any other folder
             object.__setattr__(self, "path", str(Path(self.path).expanduser().absolute()))
 

@@ -7,26 +7,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unforced.errors import InputError
 from unforced.models.lstm import lstm_layer, run_layer
-from unforced.models.masked import (
-    LengthTable,
-    MaskedTokens,
-    Rows,
-    check_nothing_to_read,
-    check_tables,
-    refuse_source,
-    rows_of,
-)
+from unforced.models.masked import LengthTable, MaskedTokens, Rows, check_nothing_to_read, refuse_source, rows_of
 from unforced.models.transformer import linear
 from unforced.ops.kernels import dropout
+from unforced.options import Count, Fraction, Options
 from unforced.types import Batch, Sizes
 
 Side = Literal["left", "right"]
 
 
 @dataclass(frozen=True)
-class Field:
+class Field(Options):
     """score(y_t = w) = P_w · tanh(L f(y_<t) + R b(y_>t) + c) + bias_w: Goyal (2021), section 6.2.3.
 
     f is the last state of an LSTM over the tokens before t, and b of one over those behind t, read from the end. So a token
@@ -39,19 +31,11 @@ class Field:
     torch.Size([1, 10])
     """
 
-    hidden: int = 64
-    embedding: int = 64
-    dropout: float = 0.0
-    lengths: int | None = None  # learn how long sequences are, up to so many tokens
-    normalizer: int | None = None  # longest sequence that has a learnt log Z
-
-    def __post_init__(self) -> None:
-        for name in ("hidden", "embedding"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if not 0 <= self.dropout < 1:
-            raise InputError(f"dropout must lie in [0, 1), not {self.dropout}")
-        check_tables(lengths=self.lengths, normalizer=self.normalizer)
+    hidden: Count = 64
+    embedding: Count = 64
+    dropout: Fraction = 0.0
+    lengths: Count | None = None  # learn how long sequences are, up to so many tokens
+    normalizer: Count | None = None  # longest sequence that has a learnt log Z
 
     def build(self, sizes: Sizes) -> "FieldModel":
         check_nothing_to_read("field", sizes)

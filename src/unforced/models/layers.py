@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,22 +12,19 @@ from torch import Tensor, nn
 
 from unforced.errors import InputError
 from unforced.ops.kernels import Deferred, dropout
+from unforced.options import Count, NotEmpty, Options
 from unforced.types import Batch
 
 
 @dataclass(frozen=True)
-class Convolution:
+class Convolution(Options):
     """A convolutional encoder's shape: a 3×3 convolution for each of ``channels``, all but the first of stride 2.
 
     >>> Convolution(channels=(16, 32))
     Convolution(channels=(16, 32))
     """
 
-    channels: tuple[int, ...] = (32, 64, 128)
-
-    def __post_init__(self) -> None:
-        if not self.channels or min(self.channels) < 1:
-            raise InputError(f"convolution.channels must be one or more positive numbers, not {self.channels}")
+    channels: Annotated[tuple[Count, ...], NotEmpty()] = (32, 64, 128)
 
 
 class _GroupNorm(nn.GroupNorm):

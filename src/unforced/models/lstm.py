@@ -13,6 +13,7 @@ from unforced.errors import InputError
 from unforced.models.layers import Convolution, ConvolutionalEncoder, Memory, TargetTokens, class_vectors, source_tokens
 from unforced.ops.kernels import dropout
 from unforced.ops.masks import FLOOR, full_precision, widened
+from unforced.options import Count, Fraction, Options
 from unforced.types import Batch, DecoderState, Sizes
 
 LIMIT = 20.0  # |Wq|, |Uk| beyond this saturate: e^(2·2·20) is still a float32
@@ -236,7 +237,7 @@ class Recurrence(nn.Module):
 
 
 @dataclass(frozen=True)
-class LSTM:
+class LSTM(Options):
     """An LSTM decoder over an LSTM encoder (token ids) or a convolutional one (images); a language model without.
 
     ``attention="bahdanau"`` scores the memory additively (Bahdanau et al. 2015). Contexts are read from the state
@@ -259,24 +260,17 @@ class LSTM:
     torch.Size([1, 10])
     """
 
-    hidden: int = 256
-    embedding: int = 256
-    layers: int = 1
+    hidden: Count = 256
+    embedding: Count = 256
+    layers: Count = 1
     bidirectional: bool = True
     attention: Literal["bahdanau", "fixed"] = "bahdanau"
     input_feeding: bool = False
-    dropout: float = 0.1
+    dropout: Fraction = 0.1
     tie: bool = False
     convolution: Convolution = field(default_factory=Convolution)
 
-    def __post_init__(self) -> None:
-        for name in ("hidden", "embedding", "layers"):
-            if getattr(self, name) < 1:
-                raise InputError(f"the LSTM's {name} must be at least 1, not {getattr(self, name)}")
-        if self.attention not in ("bahdanau", "fixed"):
-            raise InputError(f"the LSTM's attention is bahdanau or fixed, not {self.attention!r}")
-        if not 0 <= self.dropout < 1:
-            raise InputError(f"the LSTM's dropout must lie in [0, 1), not {self.dropout}")
+    def check(self) -> None:
         if self.input_feeding and self.attention == "fixed":
             raise InputError("fixed attention always enters the recurrence: leave input_feeding off")
 

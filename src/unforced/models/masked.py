@@ -9,10 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unforced.errors import InputError, check_choice
+from unforced.errors import InputError
 from unforced.models.layers import TargetTokens, source_tokens
-from unforced.models.transformer import Cache, ReadingBlock, check_shape, linear, sinusoids, split_heads
+from unforced.models.transformer import Cache, ReadingBlock, check_heads, linear, sinusoids, split_heads
 from unforced.ops.kernels import dropout
+from unforced.options import Count, Fraction, Natural, Options
 from unforced.protocols import require
 from unforced.types import Batch, Sizes
 
@@ -127,13 +128,6 @@ class MaskedTokens(TargetTokens, ABC):
         return self.normalizer(lengths_of(batch))
 
 
-def check_tables(**longest: int | None) -> None:
-    """Raise ``InputError`` for tables by length that have no entry."""
-    for name, value in longest.items():
-        if value is not None and value < 1:
-            raise InputError(f"{name} must be at least 1, or none, not {value}")
-
-
 def lengths_of(batch: Batch) -> Tensor:
     """How many tokens each example's output has, the end symbol not counted: [B]."""
     mask = batch.mask if batch.symbols.eos is None else batch.mask & (batch.gold != batch.symbols.eos)
@@ -238,7 +232,7 @@ Positions = Literal["sinusoidal", "learned"]
 
 
 @dataclass(frozen=True)
-class Masked:
+class Masked(Options):
     """Blocks as those of ``Transformer``'s encoder, over tokens of which some are hidden behind one learnt vector.
 
     It reads no source: for source → target there is ``conditional_masked``. Scores have a bias of their own; ``tie`` shares
@@ -251,24 +245,19 @@ class Masked:
     torch.Size([1, 10])
     """
 
-    width: int = 256
-    heads: int = 4
-    layers: int = 4
-    feedforward: int = 1024
-    dropout: float = 0.1
+    width: Count = 256
+    heads: Count = 4
+    layers: Count = 4
+    feedforward: Count = 1024
+    dropout: Fraction = 0.1
     tie: bool = True
     positions: Positions = "sinusoidal"
-    longest: int = 512  # positions there are, where they are learnt
-    lengths: int | None = None  # learn how long sequences are, up to so many tokens
-    normalizer: int | None = None  # longest sequence that has a learnt log Z
+    longest: Count = 512  # positions there are, where they are learnt
+    lengths: Count | None = None  # learn how long sequences are, up to so many tokens
+    normalizer: Count | None = None  # longest sequence that has a learnt log Z
 
-    def __post_init__(self) -> None:
-        check_shape(self.width, self.heads, self.feedforward, self.dropout)
-        check_choice("positions", self.positions, Positions)
-        check_tables(lengths=self.lengths, normalizer=self.normalizer)
-        for name in ("layers", "longest"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} must be at least 1, not {getattr(self, name)}")
+    def check(self) -> None:
+        check_heads(self.width, self.heads)
 
     def build(self, sizes: Sizes) -> "MaskedTransformer":
         check_nothing_to_read("masked", sizes)
@@ -305,7 +294,7 @@ class MaskedTransformer(MaskedTokens):
 
 
 @dataclass(frozen=True)
-class ConditionalMasked:
+class ConditionalMasked(Options):
     """An encoder over the source, and blocks over the target of which some tokens are hidden (Ghazvininejad et al. 2019).
 
     Blocks are those of ``Transformer``, but target positions see those on both sides. A target has as many tokens as its
@@ -321,21 +310,18 @@ class ConditionalMasked:
     torch.Size([1, 10])
     """
 
-    width: int = 256
-    heads: int = 4
-    encoder_layers: int = 3
-    decoder_layers: int = 3
-    feedforward: int = 1024
-    dropout: float = 0.1
+    width: Count = 256
+    heads: Count = 4
+    encoder_layers: Natural = 3
+    decoder_layers: Count = 3
+    feedforward: Count = 1024
+    dropout: Fraction = 0.1
     tie: bool = True
     share_source: bool = False
-    longest: int = 200  # most tokens of a target, the end symbol not counted
+    longest: Count = 200  # most tokens of a target, the end symbol not counted
 
-    def __post_init__(self) -> None:
-        check_shape(self.width, self.heads, self.feedforward, self.dropout, encoder_layers=self.encoder_layers)
-        for name in ("decoder_layers", "longest"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} must be at least 1, not {getattr(self, name)}")
+    def check(self) -> None:
+        check_heads(self.width, self.heads)
 
     def build(self, sizes: Sizes) -> "ConditionalMaskedModel":
         if sizes.source is None:

@@ -9,11 +9,12 @@ from torch import Tensor, nn
 
 from unforced.errors import InputError
 from unforced.models.layers import source_classes, source_tokens
+from unforced.options import Options
 from unforced.types import Batch, DecoderState, Sizes
 
 
 @dataclass(frozen=True)
-class Toy:
+class Toy(Options):
     """score(y_t = w) = table[context, w] + Σ over source tokens x of table[x, w].
 
     Entries are drawn from a normal distribution times ``scale``. The context is the last token (``order`` 1) or the last two (``order`` 2; the state then carries a token).
@@ -25,10 +26,6 @@ class Toy:
 
     order: Literal[1, 2] = 1
     scale: float = 1.0
-
-    def __post_init__(self) -> None:
-        if self.order not in (1, 2):
-            raise InputError(f"the toy model's order is 1 or 2, not {self.order}")
 
     def build(self, sizes: Sizes) -> "ToyModel":
         if sizes.image is not None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from unforced.errors import InputError
 from unforced.models.layers import Convolution, ConvolutionalEncoder, TargetTokens, class_vectors, source_tokens
 from unforced.ops.kernels import dropout
+from unforced.options import Count, Fraction, Natural, Options
 from unforced.types import Batch, DecoderState, Sizes
 
 
@@ -22,17 +23,10 @@ class Cache(NamedTuple):
     values: Tensor
 
 
-def check_shape(width: int, heads: int, feedforward: int, rate: float, **layers: int) -> None:
-    """Raise ``InputError`` for sizes that no Transformer can have."""
-    if width < 1 or heads < 1 or width % heads:
-        raise InputError(f"width must be a positive multiple of heads, not {width} for {heads} heads")
-    if feedforward < 1:
-        raise InputError(f"feedforward must be at least 1, not {feedforward}")
-    if not 0 <= rate < 1:
-        raise InputError(f"dropout must lie in [0, 1), not {rate}")
-    for name, count in layers.items():
-        if count < 0:
-            raise InputError(f"{name} must not be negative, but is {count}")
+def check_heads(width: int, heads: int) -> None:
+    """Raise `InputError` unless the heads divide the width."""
+    if width % heads:
+        raise InputError(f"width must be a multiple of heads, {heads}, got {width}")
 
 
 def linear(inputs: int, outputs: int, blocks: int = 1) -> nn.Linear:
@@ -209,7 +203,7 @@ def _table(size: int, width: int, dtype: torch.dtype, device: torch.device) -> T
 
 
 @dataclass(frozen=True)
-class Transformer:
+class Transformer(Options):
     """Encoder blocks over token ids or the cells of a convolutional encoder (images), and decoder blocks over those.
 
     Blocks are pre-norm and bias-free, with ReLU, dropout on what each adds to its residual stream, and sinusoidal
@@ -221,20 +215,18 @@ class Transformer:
     torch.Size([1, 10])
     """
 
-    width: int = 256
-    heads: int = 4
-    encoder_layers: int = 3
-    decoder_layers: int = 3
-    feedforward: int = 1024
-    dropout: float = 0.1
+    width: Count = 256
+    heads: Count = 4
+    encoder_layers: Natural = 3
+    decoder_layers: Count = 3
+    feedforward: Count = 1024
+    dropout: Fraction = 0.1
     tie: bool = True
     share_source: bool = False
     convolution: Convolution = field(default_factory=Convolution)
 
-    def __post_init__(self) -> None:
-        check_shape(self.width, self.heads, self.feedforward, self.dropout, encoder_layers=self.encoder_layers)
-        if self.decoder_layers < 1:
-            raise InputError(f"decoder_layers must be at least 1, not {self.decoder_layers}")
+    def check(self) -> None:
+        check_heads(self.width, self.heads)
 
     def build(self, sizes: Sizes) -> "TransformerModel":
         if sizes.source is None and sizes.image is None:
@@ -302,7 +294,7 @@ class TransformerModel(TargetTokens):
 
 
 @dataclass(frozen=True)
-class Causal:
+class Causal(Options):
     """A language model over tokens or pixels; with classes, an embedding of the class is added to every input.
 
     Blocks are those of ``Transformer``, without a memory to attend to. Data with a source to read is refused.
@@ -313,17 +305,15 @@ class Causal:
     torch.Size([1, 10])
     """
 
-    width: int = 256
-    heads: int = 4
-    layers: int = 4
-    feedforward: int = 1024
-    dropout: float = 0.1
+    width: Count = 256
+    heads: Count = 4
+    layers: Count = 4
+    feedforward: Count = 1024
+    dropout: Fraction = 0.1
     tie: bool = True
 
-    def __post_init__(self) -> None:
-        check_shape(self.width, self.heads, self.feedforward, self.dropout)
-        if self.layers < 1:
-            raise InputError(f"layers must be at least 1, not {self.layers}")
+    def check(self) -> None:
+        check_heads(self.width, self.heads)
 
     def build(self, sizes: Sizes) -> "CausalModel":
         if sizes.source is not None or sizes.image is not None:

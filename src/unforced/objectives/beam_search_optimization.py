@@ -2,24 +2,25 @@
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from unforced.decoding.search import Constraints, Found, HardMove, Record, Selection, follow, search
-from unforced.errors import InputError, check_choice
-from unforced.objectives.costs import Cost, Hamming, check_cost, fitted_cost, gold_steps
+from unforced.objectives.costs import Cost, Hamming, fitted_cost, gold_steps
 from unforced.objectives.cross_entropy import gold_scores, token_metrics
 from unforced.objectives.feeding import asking
-from unforced.objectives.schedules import Schedule, at, check_values
+from unforced.objectives.schedules import Schedule, at, check_ends
 from unforced.ops import state_rows
 from unforced.ops.masks import widened
 from unforced.ops.topk import top, top_continuations
+from unforced.options import AtLeast, Count, Natural, NonNegative, Options
 from unforced.protocols import StepDecoder, require
 from unforced.types import Batch, DecoderState, Loss, Progress
 
+Width = Annotated[float, AtLeast(1)]  # of a beam, rounded down
 Scores = Literal["global", "local"]
 
 
@@ -150,7 +151,7 @@ def violations(found: Found, batch: Batch) -> Violations:
 
 
 @dataclass(frozen=True)
-class BeamSearchOptimization:
+class BeamSearchOptimization(Options):
     """Σ_t Δ(ŷ_1:t) · max(0, m − s(y*_1:t) + s(ŷ_1:t)), where ŷ_1:t is the K-th best hypothesis of a beam search that isn't gold.
 
     At every step the gold prefix must outscore it by the ``margin`` m, and so stay in a beam of K; from the gold's last
@@ -185,21 +186,15 @@ class BeamSearchOptimization:
 
     refines: ClassVar[bool] = True  # from random weights it learns little
 
-    beam: int | Schedule = 5  # hypotheses beside the gold, rounded down
-    margin: float = 1.0  # by which the gold must outscore the last of them
+    beam: Count | Schedule = 5  # hypotheses beside the gold, rounded down
+    margin: NonNegative = 1.0  # by which the gold must outscore the last of them
     scores: Scores = "global"  # scores as they are, or log-probabilities
     cost: Cost = field(default_factory=Hamming)  # what tokens cost
-    beyond: int = 0  # steps behind the gold's end, where outputs end
+    beyond: Natural = 0  # steps behind the gold's end, where outputs end
     dropout: bool = False  # whether it is on while violations are searched
 
-    def __post_init__(self) -> None:
-        check_choice("scores", self.scores, Scores)
-        if not 0 <= self.margin < math.inf:
-            raise InputError(f"margin must be a number from 0 on, not {self.margin}")
-        if type(self.beyond) is not int or self.beyond < 0:
-            raise InputError(f"beyond must be a whole number of at least 0, not {self.beyond}")
-        check_cost(self.cost)
-        check_values(self.beam, checked_beam)
+    def check(self) -> None:
+        check_ends("beam", self.beam, Width)
 
     def fitted(self, codec: Any, examples: Any = ()) -> "BeamSearchOptimization":
         return replace(self, cost=fitted_cost(self.cost, codec))
@@ -210,7 +205,7 @@ class BeamSearchOptimization:
 
     def __call__(self, model: StepDecoder, batch: Batch, *, progress: Progress, rng: torch.Generator) -> Loss:
         require(model, "beam_search_optimization", "start", "embed", "advance", "score")
-        beam, state = checked_beam(at(self.beam, progress)), model.start(batch)
+        beam, state = math.floor(at(self.beam, progress, "beam", Width)), model.start(batch)
         found = self.searched(model, batch, state, beam)
         violated = violations(found, batch)
         scores, gold = gold_scores(model, batch, state)  # [N,V] and [N]
@@ -285,10 +280,3 @@ class BeamSearchOptimization:
         everything = torch.arange(len(scores), device=scores.device)
         found = of_tokens(scores, everything, tokens_[wanted], self.scores)
         return found.new_zeros(len(tokens)).index_add(0, some[wanted.nonzero()[:, 0]], found)
-
-
-def checked_beam(value: float) -> int:
-    """The value rounded down, if that is a beam: a schedule may leave that range in the course of training."""
-    if not 1 <= value < math.inf:
-        raise InputError(f"beam must be at least 1, not {value}")
-    return math.floor(value)

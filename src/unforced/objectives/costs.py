@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from unforced.errors import InputError
+from unforced.options import NonEmptyStr, NonNegative, Options
 from unforced.types import Batch
 
 
@@ -33,25 +34,6 @@ def fitted_cost(cost: Cost, codec: Any) -> Cost:
     """The cost, knowing the ids of the tokens it names: what its own ``fitted(codec)`` gives, if it has such a thing."""
     own = getattr(cost, "fitted", None)
     return cost if own is None else own(codec)
-
-
-def check_cost(cost: Any) -> None:
-    """Raise ``InputError`` unless this is a cost.
-
-    >>> check_cost(Hamming())
-    >>> check_cost(len)
-    Traceback (most recent call last):
-    unforced.errors.InputError: cost: a function that gives a table of costs for a batch becomes a cost by unforced.objectives.costs.Table(function)
-    """
-    if isinstance(cost, Cost):
-        return
-    if callable(cost):
-        raise InputError(
-            "cost: a function that gives a table of costs for a batch becomes a cost by unforced.objectives.costs.Table(function)"
-        )
-    raise InputError(
-        f"cost: a cost has prepare and is called for tokens (see unforced.objectives.costs), unlike {cost!r}"
-    )
 
 
 def gold_steps(batch: Batch, steps: int) -> Tensor:
@@ -85,18 +67,14 @@ class Hamming:
 
 
 @dataclass(frozen=True)
-class WeightedHamming:
+class WeightedHamming(Options):
     """``weight`` for the token ``token`` where it isn't the gold, 1 for any other that isn't.
 
     For entities, where most tags are ``O``, a wrong ``O`` costs two (CRB section 3.1).
     """
 
     token: str = "O"  # the token, as the data spells it
-    weight: float = 2.0  # what it costs where it is wrong
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.weight < float("inf"):
-            raise InputError(f"weight must be a number from 0 on, not {self.weight}")
+    weight: NonNegative = 2.0  # what it costs where it is wrong
 
     def fitted(self, codec: Any) -> "Weighted":
         names = codec.token_names() if hasattr(codec, "token_names") else ()
@@ -143,20 +121,14 @@ class Weighted(Inside):
 
 
 @dataclass(frozen=True)
-class Confusions:
+class Confusions(Options):
     """What single mistakes cost, by a file: lines with the gold token, the one in its place and a number, tabs between them.
 
     Tokens are spelled as in the data. Mistakes that the file doesn't list cost ``other``.
     """
 
-    file: str  # a text file
-    other: float = 1.0  # what a mistake costs that isn't listed
-
-    def __post_init__(self) -> None:
-        if not self.file:
-            raise InputError("confusions needs a file: lines with gold token, token in its place and cost")
-        if not 0 <= self.other < float("inf"):
-            raise InputError(f"other must be a number from 0 on, not {self.other}")
+    file: NonEmptyStr  # a text file
+    other: NonNegative = 1.0  # what a mistake costs that isn't listed
 
     def fitted(self, codec: Any) -> "Listed":
         names = codec.token_names() if hasattr(codec, "token_names") else ()

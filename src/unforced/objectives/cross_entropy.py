@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from unforced.ops.masks import widened
+from unforced.options import Options
 from unforced.protocols import StepDecoder, require
 from unforced.types import Batch, DecoderState, Loss, Progress
 
@@ -41,7 +42,7 @@ def token_metrics(scores: Tensor, gold: Tensor, nll: Tensor) -> dict[str, tuple[
 
 
 @dataclass(frozen=True)
-class CrossEntropy:
+class CrossEntropy(Options):
     """−Σ_t log p(y*_t | y*_<t, x), summed over the tokens that count.
 
     >>> from unforced.objectives.cross_entropy import CrossEntropy

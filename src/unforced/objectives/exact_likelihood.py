@@ -7,14 +7,14 @@ import torch
 from unforced.energy import energies
 from unforced.energy.energies import Kind
 from unforced.energy.partition import ROWS, log_partition_with_gradient
-from unforced.errors import InputError
-from unforced.objectives.masked import check_energy, check_weight, prepared, with_lengths
+from unforced.objectives.masked import prepared, with_lengths
+from unforced.options import Count, NonNegative, Options
 from unforced.protocols import MaskedModel
 from unforced.types import Batch, Loss, Progress
 
 
 @dataclass(frozen=True)
-class ExactLikelihood:
+class ExactLikelihood(Options):
     """E(y*) + log Z: −log p(y*) given its length, among all sequences of that length (and for the source, if there is one).
 
     All of them are scored at every update, ``rows`` masked copies at a time and again in the backward pass; more than ``most``
@@ -26,15 +26,9 @@ class ExactLikelihood:
     """
 
     energy: Kind = "raw"
-    rows: int = ROWS  # masked copies in memory at a time
-    most: int = 100_000  # sequences that are enumerated for an example
-    length_weight: float = 0.1  # of the length's loss, for models that guess lengths
-
-    def __post_init__(self) -> None:
-        check_energy(self.energy, self.rows)
-        check_weight("length_weight", self.length_weight)
-        if self.most < 1:
-            raise InputError(f"most must be at least 1, not {self.most}")
+    rows: Count = ROWS  # masked copies in memory at a time
+    most: Count = 100_000  # sequences that are enumerated for an example
+    length_weight: NonNegative = 0.1  # of the length's loss, for models that guess lengths
 
     def __call__(self, model: MaskedModel, batch: Batch, *, progress: Progress, rng: torch.Generator) -> Loss:
         batch = prepared(model, batch, "exact_likelihood")

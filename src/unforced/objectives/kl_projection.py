@@ -10,22 +10,15 @@ from unforced.energy.energies import Kind
 from unforced.energy.partition import ROWS, true_conditionals
 from unforced.errors import InputError
 from unforced.objectives.feeding import asking
-from unforced.objectives.masked import (
-    Frozen,
-    check_energy,
-    check_weight,
-    free_conditionals,
-    frozen,
-    prepared,
-    with_lengths,
-)
-from unforced.objectives.pseudo_likelihood import asked, check_positions, gold_nll
+from unforced.objectives.masked import Frozen, free_conditionals, frozen, prepared, with_lengths
+from unforced.objectives.pseudo_likelihood import asked, gold_nll
+from unforced.options import Count, NonNegative, Options
 from unforced.protocols import MaskedModel, require
 from unforced.types import Batch, Loss, Progress
 
 
 @dataclass(frozen=True)
-class KLProjection:
+class KLProjection(Options):
     """Σ_t KL(p_mlm(y_t | y*\\t) ‖ p(y_t | y*\\t; θ)) + λ · pseudo-likelihood, over the tokens of the training sequences.
 
     p is the true conditional of the energy model that is trained (see ``pseudo_likelihood``), p_mlm the softmax of the
@@ -43,18 +36,14 @@ class KLProjection:
     """
 
     teacher: Frozen | None = None  # the run folder of a masked model; None: the trained model itself
-    pseudo_likelihood: float = 1.0  # λ
+    pseudo_likelihood: NonNegative = 1.0  # λ
     energy: Kind = "raw"
-    positions: int | None = None  # conditionals of each example at an update; None: all
-    rows: int = ROWS  # masked copies in memory at a time
-    length_weight: float = 0.1  # of the length's loss, for models that guess lengths
+    positions: Count | None = None  # conditionals of each example at an update; None: all
+    rows: Count = ROWS  # masked copies in memory at a time
+    length_weight: NonNegative = 0.1  # of the length's loss, for models that guess lengths
     known: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)  # teachers read so far
 
-    def __post_init__(self) -> None:
-        check_energy(self.energy, self.rows)
-        check_positions(self.positions)
-        check_weight("pseudo_likelihood", self.pseudo_likelihood)
-        check_weight("length_weight", self.length_weight)
+    def check(self) -> None:
         if self.teacher is None and not self.pseudo_likelihood:
             raise InputError(
                 "kl_projection needs a teacher or a positive pseudo_likelihood: else nothing ties the model to the data"

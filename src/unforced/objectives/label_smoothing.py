@@ -8,17 +8,17 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from unforced.errors import InputError
 from unforced.objectives.cross_entropy import gold_scores, token_metrics
 from unforced.objectives.smoothing.targets import emittable, massless, shared
 from unforced.objectives.smoothing.word_vectors import unused
 from unforced.ops.masks import widened
+from unforced.options import Fraction, Options
 from unforced.protocols import StepDecoder
 from unforced.types import Batch, Encoded, Loss, Progress
 
 
 @dataclass(frozen=True)
-class LabelSmoothing:
+class LabelSmoothing(Options):
     """(1 − ε) · cross-entropy + ε · mean over emittable w of −log p(w | y*_<t, x).
 
     ``smoothing`` is ε. The uniform part leaves out ``symbols.banned``, the start symbol and padding, and ids that a codec has no
@@ -28,14 +28,10 @@ class LabelSmoothing:
     LabelSmoothing(smoothing=0.1)
     """
 
-    smoothing: float = 0.1
+    smoothing: Fraction = 0.1
     # what ``fitted`` adds: ids that no output has, and how many tokens there are
     never: frozenset[int] = field(default=frozenset(), init=False, repr=False, compare=False)
     size: int | None = field(default=None, init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.smoothing < 1:
-            raise InputError(f"smoothing must lie in [0, 1), not {self.smoothing}")
 
     def fitted(self, codec: Any, examples: Sequence[Encoded] = ()) -> "LabelSmoothing":
         """The objective, knowing which ids of the vocabulary no output has."""

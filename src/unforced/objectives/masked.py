@@ -11,25 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unforced.energy import energies
-from unforced.energy.energies import Kind
-from unforced.errors import InputError, check_choice
+from unforced.errors import InputError
 from unforced.ops import random_streams
 from unforced.ops.masks import FLOOR, widened
 from unforced.protocols import require
 from unforced.types import Batch, Loss
 
 Frozen = str | Callable[..., Any]  # a run folder, or in Python a model
-
-
-def check_weight(name: str, value: float) -> None:
-    if not 0 <= value < float("inf"):
-        raise InputError(f"{name} must be a finite number of at least 0, not {value}")
-
-
-def check_energy(kind: Kind, rows: int) -> None:
-    check_choice("energy", kind, Kind)
-    if rows < 1:
-        raise InputError(f"rows must be at least 1, not {rows}")
 
 
 def prepared(model: Any, batch: Batch, method: str) -> Batch:

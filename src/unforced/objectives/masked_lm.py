@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from unforced.energy import energies
-from unforced.errors import InputError, check_choice
 from unforced.objectives.cross_entropy import token_metrics
-from unforced.objectives.masked import check_weight, drawn_positions, permitted, prepared, scores_where, with_lengths
+from unforced.objectives.masked import drawn_positions, permitted, prepared, scores_where, with_lengths
 from unforced.ops import random_streams
+from unforced.options import NonNegative, Options, PositiveFraction
 from unforced.protocols import MaskedModel
 from unforced.types import Batch, Loss, Progress
 
@@ -20,7 +20,7 @@ NUMBERS, PLACES = 0, 1  # the random streams of an example
 
 
 @dataclass(frozen=True)
-class MaskedLM:
+class MaskedLM(Options):
     """−Σ log p_mlm(y*_t | what is not hidden) over the tokens t that are hidden, among the tokens that can stand there.
 
     How many of an example's n tokens are hidden is ``hidden``: "uniform" draws 1 … n (as conditional masked models are
@@ -37,14 +37,8 @@ class MaskedLM:
     """
 
     hidden: Hidden = "uniform"
-    rate: float = 0.15  # share of tokens hidden, if fixed
-    length_weight: float = 0.1  # of the length's loss, for models that guess lengths
-
-    def __post_init__(self) -> None:
-        check_choice("hidden", self.hidden, Hidden)
-        if not 0 < self.rate <= 1:
-            raise InputError(f"rate must lie in (0, 1], not {self.rate}")
-        check_weight("length_weight", self.length_weight)
+    rate: PositiveFraction = 0.15  # share of tokens hidden, if fixed
+    length_weight: NonNegative = 0.1  # of the length's loss, for models that guess lengths
 
     def __call__(self, model: MaskedModel, batch: Batch, *, progress: Progress, rng: torch.Generator) -> Loss:
         batch = prepared(model, batch, "masked_lm")

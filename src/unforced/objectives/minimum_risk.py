@@ -15,14 +15,15 @@ from torch.utils.checkpoint import checkpoint
 from unforced.decoding.greedy import OneToken, singles
 from unforced.decoding.sampling import Sample
 from unforced.decoding.search import Constraints, limits, search
-from unforced.errors import InputError, check_choice
+from unforced.errors import InputError
 from unforced.objectives.feeding import asking
-from unforced.objectives.schedules import Schedule, at, check_values
+from unforced.objectives.schedules import Schedule, at, check_ends
 from unforced.objectives.smoothing.outputs import END, as_lists, first_equal, together
 from unforced.objectives.smoothing.rewards import bleu_cost
 from unforced.ops import state_rows
 from unforced.ops.masks import length_mask, masked_log_softmax, widened
 from unforced.ops.relaxations import checked_alpha
+from unforced.options import Count, NonNegative, Options, Positive
 from unforced.protocols import StepDecoder, require
 from unforced.types import Batch, DecoderState, Loss, Progress, Symbols
 
@@ -31,7 +32,7 @@ CHUNK = 2048  # tokens that are projected together: more would only cost memory
 
 
 @dataclass(frozen=True)
-class MinimumRisk:
+class MinimumRisk(Options):
     """Σ_{y ∈ S} Q(y) Δ(y, y*), the expected cost of an example's output among its candidates S, where
 
         Q(y) = p(y | x)^α / Σ_{y' ∈ S} p(y' | x)^α
@@ -66,26 +67,21 @@ class MinimumRisk:
 
     refines: ClassVar[bool] = True  # from random weights it learns little
 
-    samples: int = 20  # outputs drawn for each example
-    alpha: float | Schedule = 0.005  # sharpness of Q
+    samples: Count = 20  # outputs drawn for each example
+    alpha: Positive | Schedule = 0.005  # sharpness of Q
     gold: bool = True  # whether the gold is a candidate
     cost: Kind | Callable[[list[int], list[int]], float] = "hamming"  # what an output costs, given the gold
-    temperature: float = 1.0  # of the draw
-    max_length: int | None = None  # of samples, EOS included
-    mix: float = 0.0  # weight of the cross-entropy that is added
+    temperature: Positive = 1.0  # of the draw
+    max_length: Count | None = None  # of samples, EOS included
+    mix: NonNegative = 0.0  # weight of the cross-entropy that is added
     dropout: bool = False  # whether it is on while samples are drawn
 
-    def __post_init__(self) -> None:
-        self.sampler()  # complains of samples, temperature and max_length
-        check_values(self.alpha, checked_alpha)
-        if not callable(self.cost):
-            check_choice("cost", self.cost, Kind)
-        elif hasattr(self.cost, "prepare"):
+    def check(self) -> None:
+        check_ends("alpha", self.alpha, Positive)
+        if hasattr(self.cost, "prepare"):
             raise InputError(f"minimum_risk judges whole outputs, and {type(self.cost).__name__} single tokens")
         if not self.gold and self.samples < 2:
             raise InputError("samples must be at least 2 without the gold: a lone candidate has nothing to lose to")
-        if not 0 <= self.mix < float("inf"):
-            raise InputError(f"mix must be a number from 0 on, not {self.mix}")
 
     def sampler(self) -> Sample:
         return Sample(temperature=self.temperature, samples=self.samples, max_length=self.max_length)

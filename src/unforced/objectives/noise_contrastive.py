@@ -15,10 +15,11 @@ from unforced.energy import energies
 from unforced.energy.energies import Kind
 from unforced.energy.partition import ROWS, energies_in_parts
 from unforced.energy.spaces import allowed_ids
-from unforced.errors import InputError, check_choice
+from unforced.errors import InputError
 from unforced.objectives.feeding import asking
-from unforced.objectives.masked import Frozen, check_energy, check_weight, frozen, permitted, prepared, with_lengths
+from unforced.objectives.masked import Frozen, frozen, permitted, prepared, with_lengths
 from unforced.ops import random_streams, state_rows
+from unforced.options import Count, NonNegative, Options, Positive, PositiveFraction
 from unforced.protocols import MaskedModel, StepDecoder, require
 from unforced.types import Batch, Encoded, Loss, Progress, Symbols
 
@@ -224,7 +225,7 @@ def ranking_losses(gold: Tensor, noise: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class NoiseContrastive:
+class NoiseContrastive(Options):
     """Tell each training sequence from ``samples`` sequences of the same length that are drawn from noise q.
 
     With G(y) = −E(y) − log Z − log q(y) − log k, "binary" is −log σ(G(y*)) − Σ_j log σ(−G(ỹ_j)), whose optimum is the
@@ -245,31 +246,17 @@ class NoiseContrastive:
     """
 
     noise: From = "bigram"
-    samples: int = 10  # k, noise sequences for each gold one
+    samples: Count = 10  # k, noise sequences for each gold one
     form: Literal["binary", "ranking"] = "binary"
     log_z: float | None = 0.0  # what log Z is fixed at; None: learnt by the model
     energy: Kind = "raw"
-    smoothing: float = 1.0  # added to each token's count
-    backoff: float = 0.1  # share of unigrams in bigrams
+    smoothing: Positive = 1.0  # added to each token's count
+    backoff: PositiveFraction = 0.1  # share of unigrams in bigrams
     model: Frozen | None = None  # a run folder whose model draws the noise
-    rows: int = ROWS  # masked copies in memory at a time
-    length_weight: float = 0.1  # of the length's loss, for models that guess lengths
+    rows: Count = ROWS  # masked copies in memory at a time
+    length_weight: NonNegative = 0.1  # of the length's loss, for models that guess lengths
     counts: Counts | None = field(default=None, init=False, repr=False, compare=False)  # what ``fitted`` adds
     known: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)  # models read so far
-
-    def __post_init__(self) -> None:
-        check_choice("noise", self.noise, From)
-        check_choice("form", self.form, Literal["binary", "ranking"])
-        check_energy(self.energy, self.rows)
-        check_weight("length_weight", self.length_weight)
-        if self.samples < 1:
-            raise InputError(f"samples must be at least 1, not {self.samples}")
-        if self.log_z is not None and not math.isfinite(self.log_z):
-            raise InputError(f"log_z must be a finite number or none, not {self.log_z}")
-        if not 0 < self.smoothing < math.inf:
-            raise InputError(f"smoothing must be positive, or some tokens are no noise, not {self.smoothing}")
-        if not 0 < self.backoff <= 1:
-            raise InputError(f"backoff must lie in (0, 1], or some pairs are no noise, not {self.backoff}")
 
     def fitted(self, codec: Any, examples: Sequence[Encoded] = ()) -> "NoiseContrastive":
         """The objective, knowing how often tokens and pairs of them occur in training targets."""

@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from unforced.errors import InputError, check_choice
 from unforced.objectives.cross_entropy import gold_scores, negative_log_likelihood
 from unforced.objectives.feeding import PICKS, Pick, asking, coins, fed, pick
 from unforced.objectives.schedules import Rise, Schedule, Shape, Unit, check_duration
 from unforced.ops import random_streams
+from unforced.options import Count, NonNegative, Options, Positive, Probability
 from unforced.protocols import StepDecoder, advance_at, require
 from unforced.types import Batch, DecoderState, Loss, Progress
 
@@ -17,7 +17,7 @@ PASSES = 2  # keys of the passes are the example's streams 2, 3, …; ``unforced
 
 
 @dataclass(frozen=True)
-class ParallelScheduledSampling:
+class ParallelScheduledSampling(Options):
     """−Σ_t log p(y*_t | ỹ_<t, x), where ỹ is found in ``passes`` parallel passes. With ỹ⁰ = y*, pass k = 1 … N:
 
         ŷ_t ~ p(· | ỹᵏ⁻¹_<t, x)  for all t at once
@@ -37,26 +37,17 @@ class ParallelScheduledSampling:
     1
     """
 
-    passes: int = 1  # sampling passes before the training pass
-    p: float = 0.5  # probability of feeding the model's token, once the warm-up is over
-    warmup: float = 0.0  # units in which it rises to p from 0
+    passes: Count = 1  # sampling passes before the training pass
+    p: Probability = 0.5  # probability of feeding the model's token, once the warm-up is over
+    warmup: NonNegative = 0.0  # units in which it rises to p from 0
     schedule: Shape = "exponential"  # how it rises
     unit: Unit = "step"  # what the warm-up is counted in
     pick: Pick = "sample"  # whether the model's token is drawn or the best
-    temperature: float = 1.0  # of the draw
+    temperature: Positive = 1.0  # of the draw
     dropout: bool = True  # whether it is on in the sampling passes
 
-    def __post_init__(self) -> None:
-        check_choice("schedule", self.schedule, Shape)
-        check_choice("unit", self.unit, Unit)
-        check_choice("pick", self.pick, Pick)
-        if self.passes < 1:
-            raise InputError(f"passes must be at least 1, not {self.passes}")
-        if not 0 <= self.p <= 1:
-            raise InputError(f"p is a probability, not {self.p}")
+    def check(self) -> None:
         check_duration("warmup", self.warmup, self.unit)
-        if not 0 < self.temperature < float("inf"):
-            raise InputError(f"temperature must be positive, not {self.temperature}")
 
     @property
     def probability(self) -> Rise:

@@ -8,16 +8,11 @@ from torch import Tensor
 from unforced.energy import energies
 from unforced.energy.energies import Kind
 from unforced.energy.partition import ROWS, true_conditionals
-from unforced.errors import InputError
-from unforced.objectives.masked import check_energy, check_weight, drawn_positions, prepared, with_lengths
+from unforced.objectives.masked import drawn_positions, prepared, with_lengths
 from unforced.ops import random_streams
+from unforced.options import Count, NonNegative, Options
 from unforced.protocols import MaskedModel
 from unforced.types import Batch, Loss, Progress
-
-
-def check_positions(positions: int | None) -> None:
-    if positions is not None and positions < 1:
-        raise InputError(f"positions must be at least 1, or none for all, not {positions}")
 
 
 def asked(batch: Batch, positions: int | None, rng: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -40,7 +35,7 @@ def gold_nll(log_probs: Tensor, ids: Tensor, batch: Batch, where: Tensor) -> Ten
 
 
 @dataclass(frozen=True)
-class PseudoLikelihood:
+class PseudoLikelihood(Options):
     """−Σ_t log p(y*_t | y*\\t), with the conditionals that belong to the energy E:
 
         p(y_t | y\\t) = exp(−E(y)) / Σ_w exp(−E(y with w at t))
@@ -57,14 +52,9 @@ class PseudoLikelihood:
     """
 
     energy: Kind = "raw"
-    positions: int | None = None  # conditionals of each example at an update; None: all
-    rows: int = ROWS  # masked copies in memory at a time
-    length_weight: float = 0.1  # of the length's loss, for models that guess lengths
-
-    def __post_init__(self) -> None:
-        check_energy(self.energy, self.rows)
-        check_positions(self.positions)
-        check_weight("length_weight", self.length_weight)
+    positions: Count | None = None  # conditionals of each example at an update; None: all
+    rows: Count = ROWS  # masked copies in memory at a time
+    length_weight: NonNegative = 0.1  # of the length's loss, for models that guess lengths
 
     def __call__(self, model: MaskedModel, batch: Batch, *, progress: Progress, rng: torch.Generator) -> Loss:
         batch = prepared(model, batch, "pseudo_likelihood")

@@ -6,13 +6,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from unforced.errors import InputError, check_choice
+from unforced.errors import InputError
 from unforced.objectives.cross_entropy import gold_scores, negative_log_likelihood
 from unforced.objectives.feeding import PICKS, asking, coins, emittable, fed, pick
-from unforced.objectives.schedules import Exponential, InverseSigmoid, Schedule, at, check_values
+from unforced.objectives.schedules import Exponential, InverseSigmoid, Schedule, at, check_ends
 from unforced.ops import random_streams, relaxations
 from unforced.ops.masks import widened
 from unforced.ops.relaxations import checked_alpha
+from unforced.options import Options, Positive, Probability
 from unforced.protocols import StepDecoder, require, stepping
 from unforced.types import Batch, DecoderState, Loss, Progress, Symbols
 
@@ -23,7 +24,7 @@ SHARPENING = Exponential(start=1.0, rate=1.5, cap=100.0)
 
 
 @dataclass(frozen=True)
-class ScheduledSampling:
+class ScheduledSampling(Options):
     """−Σ_t log p(y*_t | ỹ_<t, x), where each ỹ_t is gold with probability ``mixing``, and else the model's own.
 
     ``feed`` says what the model's own token is, from its scores s_t at that step:
@@ -46,8 +47,8 @@ class ScheduledSampling:
     """
 
     feed: Feed = "argmax"  # what the model's own token is
-    mixing: float | Schedule = DECAY  # probability of feeding gold
-    alpha: float | Schedule = SHARPENING  # inverse temperature of the soft feeds
+    mixing: Probability | Schedule = DECAY  # probability of feeding gold
+    alpha: Positive | Schedule = SHARPENING  # inverse temperature of the soft feeds
     dropout: bool = True  # whether it is on while hard tokens are found
 
     @property
@@ -55,10 +56,9 @@ class ScheduledSampling:
         """Whether the model is stepped through as it trains, and not as it is used."""
         return self.feed in SOFT or self.dropout
 
-    def __post_init__(self) -> None:
-        check_choice("feed", self.feed, Feed)
-        check_values(self.mixing, checked_mixing)
-        check_values(self.alpha, checked_alpha)
+    def check(self) -> None:
+        check_ends("mixing", self.mixing, Probability)
+        check_ends("alpha", self.alpha, Positive)
         if self.feed in SOFT and not self.dropout:
             raise InputError(f"dropout can't be off for the feed {self.feed}, which is part of the training pass")
 
@@ -70,7 +70,7 @@ class ScheduledSampling:
         soft = ("embed_mix",) if self.feed in SOFT else ()
         require(model, f"scheduled_sampling with feed {self.feed}", "start", "embed", "advance", "score", *soft)
         keys = random_streams.keys(batch, rng)
-        replaced = coins(keys, batch, checked_mixing(at(self.mixing, progress)))  # [B,T]
+        replaced = coins(keys, batch, at(self.mixing, progress, "mixing", Probability))  # [B,T]
         if not replaced.any():
             return fed(negative_log_likelihood(*gold_scores(model, batch)), batch, replaced)
         state, keys = model.start(batch), random_streams.branch(keys, PICKS)
@@ -135,10 +135,3 @@ def stops(replaced: Tensor) -> list[int]:
     """The steps whose scores somebody needs before the next step."""
     found: list[int] = replaced.any(dim=0).nonzero().squeeze(1).tolist()
     return found
-
-
-def checked_mixing(value: float) -> float:
-    """The value, if it is a probability: a schedule may leave that range in the course of training."""
-    if not 0 <= value <= 1:
-        raise InputError(f"mixing is a probability, not {value}")
-    return value

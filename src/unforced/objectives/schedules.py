@@ -7,11 +7,11 @@ the planned updates. For the first ``warmup`` units the value is ``start``; i be
 import math
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
-from unforced.errors import InputError, check_choice
+from unforced.errors import InputError
+from unforced.options import NonNegative, Options, Positive, check_value
 from unforced.types import Progress
 
 Unit = Literal["epoch", "step", "fraction"]
@@ -25,13 +25,24 @@ class Schedule(Protocol):
     def __call__(self, progress: Progress) -> float: ...
 
 
-def at(value: float | Schedule, progress: Progress) -> float:
-    """What a field that holds a number or a schedule is worth now.
+def at(value: float | Schedule, progress: Progress, name: str = "value", hint: Any = float) -> float:
+    """Return the current value of a field that holds a number or a schedule; raise `InputError` if it leaves its range.
 
     >>> at(0.5, Progress()), at(Linear(start=1.0, end=0.0, over=2), Progress(epoch=1.0))
     (0.5, 0.5)
     """
-    return value(progress) if isinstance(value, Schedule) else value
+    if not isinstance(value, Schedule):
+        return value
+    found = value(progress)
+    check_value(name, hint, found)
+    return found
+
+
+def check_ends(name: str, value: float | Schedule, hint: Any) -> None:
+    """Raise `InputError` if a schedule of this module leaves the range ``hint``; `at` checks other schedules."""
+    if isinstance(value, Constant | _Timed | Rise):
+        for end in value.ends():
+            check_value(name, hint, end)
 
 
 def of(objective: object) -> dict[str, Schedule]:
@@ -52,30 +63,15 @@ def time(progress: Progress, unit: Unit) -> float:
 
 
 def check_duration(name: str, value: float, unit: Unit) -> None:
-    """Raise ``InputError`` where so many units are none, or more than there can be."""
-    if not 0 <= value < math.inf:
-        raise InputError(f"{name} must be at least 0 and finite, not {value}")
+    """Raise `InputError` if a number of units makes no sense for the unit."""
     if 0 < value < 1 and unit != "fraction":
         raise InputError(f'a {name} of {value} {unit}s is none; did you mean unit = "fraction"?')
     if value > 1 and unit == "fraction":
         raise InputError(f"a {name} in fractions of the training lies in [0, 1], not at {value}")
 
 
-def check_values(value: float | Schedule, check: Callable[[float], float]) -> None:
-    """Let ``check`` look at a number, or at the first and the last value of a schedule, between which all others lie.
-
-    A user's own schedule is looked at while it is used.
-    """
-    if isinstance(value, Constant | _Timed | Rise):
-        late = 10**9
-        check(value(Progress(0, 0.0, late)))
-        check(value(Progress(late, float(late), late)))
-    elif not isinstance(value, Schedule):
-        check(value)
-
-
 @dataclass(frozen=True)
-class Constant:
+class Constant(Options):
     """Always ``value``.
 
     >>> Constant(0.5)(Progress(step=7))
@@ -87,17 +83,19 @@ class Constant:
     def __call__(self, progress: Progress) -> float:
         return self.value
 
+    def ends(self) -> tuple[float, float]:
+        return self.value, self.value
+
 
 @dataclass(frozen=True, kw_only=True)
-class _Timed(ABC):
+class _Timed(Options, ABC):
     """A value that moves once the warm-up is over."""
 
     start: float = 1.0  # the value until the warm-up is over
-    warmup: float = 0.0  # how many units the first value is kept
+    warmup: NonNegative = 0.0  # how many units the first value is kept
     unit: Unit = "epoch"  # what time is counted in
 
-    def __post_init__(self) -> None:
-        check_choice("unit", self.unit, Unit)
+    def check(self) -> None:
         check_duration("warmup", self.warmup, self.unit)
 
     def __call__(self, progress: Progress) -> float:
@@ -107,6 +105,10 @@ class _Timed(ABC):
     @abstractmethod
     def after(self, passed: float) -> float:
         """The value when i = ``passed`` units have gone by since the warm-up."""
+
+    @abstractmethod
+    def ends(self) -> tuple[float, float]:
+        """Return two numbers between which all values lie."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,17 +120,18 @@ class Linear(_Timed):
     """
 
     end: float
-    over: float
+    over: Positive
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        super().check()
         check_duration("over", self.over, self.unit)
-        if not self.over:
-            raise InputError(f"over must be positive, not {self.over}")
 
     def after(self, passed: float) -> float:
         share = min(1.0, passed / self.over)
         return self.start + (self.end - self.start) * share
+
+    def ends(self) -> tuple[float, float]:
+        return self.start, self.end
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,13 +143,12 @@ class Exponential(_Timed):
     [1.0, 2.0, 8.0, 10.0, 10.0]
     """
 
-    rate: float
+    start: Positive = 1.0  # the value until the warm-up is over
+    rate: Positive
     cap: float | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not (0 < self.rate < math.inf and 0 < self.start < math.inf):
-            raise InputError("an exponential schedule needs a positive start and a positive rate")
+    def check(self) -> None:
+        super().check()
         if self.cap is not None and (self.cap - self.start) * (self.rate - 1) < 0:
             raise InputError(f"from start {self.start} with rate {self.rate} a cap of {self.cap} is never reached")
 
@@ -158,6 +160,11 @@ class Exponential(_Timed):
         if self.cap is None:
             return value
         return min(value, self.cap) if self.rate >= 1 else max(value, self.cap)
+
+    def ends(self) -> tuple[float, float]:
+        if self.cap is not None:
+            return self.start, self.cap
+        return self.start, sys.float_info.max if self.rate > 1 else sys.float_info.min
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,17 +178,15 @@ class InverseSigmoid(_Timed):
     [1.0, 0.909, 0.786, 0.0]
     """
 
-    k: float
+    k: Positive
     end: float = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.k < math.inf:
-            raise InputError(f"k must be positive, not {self.k}")
 
     def after(self, passed: float) -> float:
         share = sigmoid(math.log(self.k) - passed / self.k)
         return self.end + (self.start - self.end) * share
+
+    def ends(self) -> tuple[float, float]:
+        return self.start, self.end
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,9 +200,12 @@ class Always(_Timed):
     def after(self, passed: float) -> float:
         return 0.0
 
+    def ends(self) -> tuple[float, float]:
+        return self.start, 0.0
+
 
 @dataclass(frozen=True, kw_only=True)
-class Rise:
+class Rise(Options):
     """From (nearly) 0 to ``end`` in the course of ``over`` units, and ``end`` from then on.
 
     With x = time / over the share of ``end`` before x = 1 is: nothing at all (``step``), x (``linear``), 0.001^(1 − x)
@@ -210,13 +218,11 @@ class Rise:
     """
 
     end: float
-    over: float = 0.0
+    over: NonNegative = 0.0
     unit: Unit = "step"
     shape: Shape = "step"
 
-    def __post_init__(self) -> None:
-        check_choice("unit", self.unit, Unit)
-        check_choice("shape", self.shape, Shape)
+    def check(self) -> None:
         check_duration("over", self.over, self.unit)
 
     def __call__(self, progress: Progress) -> float:
@@ -224,6 +230,9 @@ class Rise:
             return self.end
         x = time(progress, self.unit) / self.over
         return self.end if x >= 1 else self.end * self.share(x)
+
+    def ends(self) -> tuple[float, float]:
+        return 0.0, self.end
 
     def share(self, x: float) -> float:
         if self.shape == "linear":

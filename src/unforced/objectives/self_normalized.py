@@ -1,21 +1,20 @@
 """Cross-entropy that pulls the log normaliser to zero, so that raw scores nearly are log-probabilities."""
 
-import math
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unforced.errors import InputError
 from unforced.objectives.cross_entropy import gold_scores, token_metrics
 from unforced.ops.masks import widened
+from unforced.options import NonNegative, Options
 from unforced.protocols import StepDecoder
 from unforced.types import Batch, Loss, Progress
 
 
 @dataclass(frozen=True)
-class SelfNormalized:
+class SelfNormalized(Options):
     """Σ_t [−log p(y*_t | y*_<t, x) + λ (log Z_t)²] with log Z_t = log Σ_w exp(score_w) over the whole vocabulary.
 
     This is section 5.3.1 of Goyal (2021), after Devlin et al. (2014). ``strength`` is λ, of which larger values keep log Z
@@ -27,19 +26,10 @@ class SelfNormalized:
     SelfNormalized(strength=0.1)
     """
 
-    strength: float = 0.1
-
-    def __post_init__(self) -> None:
-        check_strength(self.strength)
+    strength: NonNegative = 0.1
 
     def __call__(self, model: StepDecoder, batch: Batch, *, progress: Progress, rng: torch.Generator) -> Loss:
         return normalized_likelihood(*gold_scores(model, batch), self.strength)
-
-
-def check_strength(strength: float) -> None:
-    """Raise ``InputError`` where λ makes no sense."""
-    if not 0 <= strength < math.inf:
-        raise InputError(f"strength must be a finite number of at least 0, not {strength}")
 
 
 def normalized_likelihood(scores: Tensor, gold: Tensor, strength: float) -> Loss:

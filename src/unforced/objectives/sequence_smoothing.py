@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unforced.errors import InputError, check_choice
+from unforced.errors import InputError
 from unforced.objectives.cross_entropy import gold_scores, negative_log_likelihood, token_metrics
 from unforced.objectives.feeding import asking
 from unforced.objectives.smoothing.drawing import Drawing, Draws, Known, Metrics
@@ -20,6 +20,7 @@ from unforced.objectives.smoothing.targets import CHUNK, Target, blended, priced
 from unforced.objectives.smoothing.word_vectors import special, wordless
 from unforced.objectives.token_smoothing import TokenSmoothing
 from unforced.ops import random_streams, state_rows
+from unforced.options import Count, Options, Positive, Probability, Temperature
 from unforced.protocols import StepDecoder, require
 from unforced.types import Batch, DecoderState, Encoded, Loss, Progress
 
@@ -27,7 +28,7 @@ PLAIN = TokenSmoothing(tau=0.0)  # one-hot targets
 
 
 @dataclass(frozen=True)
-class SequenceSmoothing:
+class SequenceSmoothing(Options):
     """−E_r log p(y | x) for outputs y near the gold (slides, eqs. 6 and 7), and α times that with 1 − α times cross-entropy
     (eq. 12), where
 
@@ -80,46 +81,33 @@ class SequenceSmoothing:
     False
     """
 
-    tau: float = 0.1  # τ, the temperature of r
-    mix: float = 1.0  # α, the weight of the smoothed loss; the rest is cross-entropy
+    tau: Temperature = 0.1  # τ, the temperature of r
+    mix: Probability = 1.0  # α, the weight of the smoothed loss; the rest is cross-entropy
     reward: Reward = "hamming"  # what outputs are weighed by
     vocabulary: Substitutes = "all"  # V_sub: which tokens stand in for others
-    samples: int | None = 1  # outputs drawn for each example; None is the exact expectation, if lazy
+    samples: Count | None = 1  # outputs drawn for each example; None is the exact expectation, if lazy
     lazy: bool = False  # whether the gold is fed and samples are only scored
     proposal: Literal["hamming", "edit"] = "hamming"  # what samples are drawn from
-    proposal_tau: float | None = None  # its temperature, if not τ
-    longest: int | None = None  # tokens that edited outputs may have, if more than their gold
+    proposal_tau: Positive | None = None  # its temperature, if not τ
+    longest: Count | None = None  # tokens that edited outputs may have, if more than their gold
     known: Known | None = field(default=None, init=False, repr=False, compare=False)  # what ``fitted`` adds
 
-    def __post_init__(self) -> None:
-        check_choice("reward", self.reward, Reward)
-        check_choice("vocabulary", self.vocabulary, Substitutes)
-        check_choice("proposal", self.proposal, Literal["hamming", "edit"])
-        if not self.tau >= 0:
-            raise InputError(f"tau must be a number from 0 on, not {self.tau}")
-        if not 0 <= self.mix <= 1:
-            raise InputError(f"mix must lie in [0, 1], not {self.mix}")
-        if self.proposal_tau is not None and not self.proposal_tau > 0:
-            raise InputError(f"proposal_tau must be positive, not {self.proposal_tau}")
+    def check(self) -> None:
         if self.reward == "hamming" and self.proposal != "hamming":
             raise InputError("a Hamming reward is for outputs of the gold's length: it needs the Hamming proposal")
         if self.lazy and self.proposal != "hamming":
             raise InputError("lazy scores samples behind the gold's prefixes: it needs the Hamming proposal")
-        if self.longest is not None and (type(self.longest) is not int or self.longest < 1):
-            raise InputError(f"longest must be a whole number of at least 1, not {self.longest}")
         if self.longest is not None and self.proposal != "edit":
             raise InputError("longest is for edit proposals: the others have the gold's length")
         if self.samples is None:
             if not self.lazy or self.drawing.weighed:
                 raise InputError("samples can be none only with lazy and a Hamming reward, drawn at its own tau")
-        elif type(self.samples) is not int or self.samples < 1 + self.drawing.weighed:
+        elif self.samples < 1 + self.drawing.weighed:
             why = ""
             if self.drawing.weighed and self.samples == 1:
                 cause = "a proposal_tau of its own" if self.reward == "hamming" else "this reward"
                 why = f": with {cause} samples are weighed, and a lone one weighs one"
-            raise InputError(
-                f"samples must be a whole number of at least {1 + self.drawing.weighed}, not {self.samples}{why}"
-            )
+            raise InputError(f"samples must be at least {1 + self.drawing.weighed}, got {self.samples}{why}")
         if self.reward in ("bleu", "cider") and self.proposal_tau is None and not self.off:
             raise InputError(
                 f"with reward {self.reward} a proposal_tau must be given, since tau is a temperature of that reward and samples are "
@@ -190,7 +178,7 @@ class SequenceSmoothing:
             features, _ = model.advance(state, model.embed(batch.prefix[:, :1]))
             return model.score(features[:1, 0])
 
-    def check(self, scores: Tensor) -> None:
+    def check_size(self, scores: Tensor) -> None:
         """Raise ``InputError`` if scores [N,V] are for a smaller vocabulary than the objective was fitted to."""
         if self.known is not None and scores.shape[1] < self.known.size:
             raise InputError(
@@ -219,7 +207,7 @@ class SequenceSmoothing:
         try:
             inputs = model.embed(prefixes(batch, examples, outputs))
         except (IndexError, RuntimeError):  # perhaps there are fewer tokens than the objective was fitted to
-            self.check(self.asked(model, batch, state))
+            self.check_size(self.asked(model, batch, state))
             raise
         try:
             features, _ = model.advance(state if once else state_rows.keep(state, examples), inputs)
@@ -233,7 +221,7 @@ class SequenceSmoothing:
         told: list[dict[str, Tensor]] = []
 
         def smooth(tokens: Tensor, scores: Tensor) -> Target:
-            self.check(scores)
+            self.check_size(scores)
             target, more = token.target(model, batch.symbols, tokens, scores)
             told.append(more)
             return target
@@ -254,7 +242,7 @@ class SequenceSmoothing:
     ) -> Loss:
         """The same with the gold alone fed: a target for each position, of the gold and of all samples together."""
         scores, gold = gold_scores(model, batch, state)
-        self.check(scores)
+        self.check_size(scores)
         tokens = torch.cat([gold.unsqueeze(1), draws.outputs.transpose(1, 2)[batch.mask]], dim=1)  # [N,1+L]
         weights = F.pad(self.mix * draws.weights, (1, 0), value=1 - self.mix)
         each, told = token.target(model, batch.symbols, tokens.flatten(), scores)
@@ -267,7 +255,7 @@ class SequenceSmoothing:
     def expected(self, model: StepDecoder, batch: Batch, state: DecoderState) -> Loss:
         """Lazy Hamming in closed form: 1 / (1 + a) on the gold and e^(−1/τ) / (1 + a) on each other token of V_sub."""
         scores, gold = gold_scores(model, batch, state)
-        self.check(scores)
+        self.check_size(scores)
         around = self.drawing.around(batch, scores.shape[1] if self.known is None else self.known.size)
         assert isinstance(around, HammingProposal)
         odds, pool, examples = around.log_odds[batch.mask], around.pool, batch.mask.nonzero()[:, 0]  # [N]

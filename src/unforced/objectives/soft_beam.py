@@ -9,14 +9,15 @@ import torch
 from torch import Tensor
 
 from unforced.decoding.search import Constraints, search, undropped
-from unforced.decoding.soft_beam import SoftMemory, SoftTop, check_end, check_soft
-from unforced.errors import InputError, check_choice
-from unforced.objectives.costs import Cost, Hamming, check_cost, fitted_cost
+from unforced.decoding.soft_beam import SoftMemory, SoftTop, check_end
+from unforced.errors import InputError
+from unforced.objectives.costs import Cost, Hamming, fitted_cost
 from unforced.objectives.cross_entropy import gold_scores, negative_log_likelihood
-from unforced.objectives.schedules import Exponential, Schedule, at, check_values
-from unforced.objectives.self_normalized import check_strength, normalized_likelihood
+from unforced.objectives.schedules import Exponential, Schedule, at, check_ends
+from unforced.objectives.self_normalized import normalized_likelihood
 from unforced.ops.masks import FLOOR, widened
 from unforced.ops.relaxations import checked_alpha
+from unforced.options import Count, Fraction, Natural, NonNegative, Options, Positive
 from unforced.protocols import StepDecoder, require, stepping
 from unforced.types import Batch, DecoderState, Loss, Progress
 
@@ -26,7 +27,7 @@ SAME = 1e-6  # hypotheses whose scores are no further apart are copies of one
 
 
 @dataclass(frozen=True)
-class SoftBeam:
+class SoftBeam(Options):
     """The cost of what beam search finds, or the margin by which the gold loses to it, made differentiable.
 
     ``unforced.decoding.soft_beam`` runs the relaxed search over as many steps as the gold has (and ``beyond`` more where
@@ -64,35 +65,24 @@ class SoftBeam:
     stepwise: ClassVar[bool] = True  # the model is stepped through as it trains
     refines: ClassVar[bool] = True  # from random weights it learns little
 
-    beam: int = 3  # hypotheses
-    alpha: float | Schedule = SHARPENING  # inverse temperature
+    beam: Count = 3  # hypotheses
+    alpha: Positive | Schedule = SHARPENING  # inverse temperature
     loss: Literal["direct", "hinge"] = "direct"  # what is minimised
     scores: Literal["local", "global"] = "local"  # log-probabilities, or scores as they are
     cost: Cost = HAMMING  # what tokens cost
-    keep: int | None = 64  # continuations weighed at a step, at first
-    tolerance: float = 1e-4  # of the weight that those left out may have
-    beyond: int = 0  # steps behind the gold's end, where outputs end
+    keep: Count | None = 64  # continuations weighed at a step, at first
+    tolerance: Fraction = 1e-4  # of the weight that those left out may have
+    beyond: Natural = 0  # steps behind the gold's end, where outputs end
     checkpoint: bool = False  # whether steps are made again in the backward pass, to save memory
     dropout: bool = False  # whether it is on in the decoder
-    mix: float = 0.0  # weight of the cross-entropy that is added
-    strength: float = 0.0  # of (log Z)² in it, as self_normalized has it
-    clip: float | None = None  # longest gradient of an example's loss at a step's mixtures
+    mix: NonNegative = 0.0  # weight of the cross-entropy that is added
+    strength: NonNegative = 0.0  # of (log Z)² in it, as self_normalized has it
+    clip: Positive | None = None  # longest gradient of an example's loss at a step's mixtures
 
-    def __post_init__(self) -> None:
-        check_soft(self.beam, self.keep, self.tolerance)
-        check_choice("loss", self.loss, Literal["direct", "hinge"])
-        check_choice("scores", self.scores, Literal["local", "global"])
-        check_cost(self.cost)
-        if type(self.beyond) is not int or self.beyond < 0:
-            raise InputError(f"beyond must be a whole number of at least 0, not {self.beyond}")
-        if not 0 <= self.mix < float("inf"):
-            raise InputError(f"mix must be a number from 0 on, not {self.mix}")
-        check_strength(self.strength)
+    def check(self) -> None:
+        check_ends("alpha", self.alpha, Positive)
         if self.strength and not self.mix:
             raise InputError("strength belongs to the cross-entropy that mix adds, and mix is 0")
-        if self.clip is not None and not self.clip > 0:
-            raise InputError(f"clip must be positive, or none, not {self.clip}")
-        check_values(self.alpha, checked_alpha)
 
     def fitted(self, codec: Any, examples: Any = ()) -> "SoftBeam":
         return replace(self, cost=fitted_cost(self.cost, codec))

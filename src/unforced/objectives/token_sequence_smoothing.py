@@ -10,6 +10,7 @@ import torch
 from unforced.errors import InputError
 from unforced.objectives.sequence_smoothing import SequenceSmoothing
 from unforced.objectives.token_smoothing import TokenSmoothing
+from unforced.options import Options
 from unforced.protocols import StepDecoder, require
 from unforced.types import Batch, Encoded, Loss, Progress
 
@@ -17,7 +18,7 @@ TOKEN, SEQUENCE = TokenSmoothing(), SequenceSmoothing()
 
 
 @dataclass(frozen=True)
-class TokenSequenceSmoothing:
+class TokenSequenceSmoothing(Options):
     """α₁ E_r[α₂ ℓ_tok(y) + (1 − α₂) ℓ_MLE(y)] + (1 − α₁) (α₂ ℓ_tok(y*) + (1 − α₂) ℓ_MLE(y*)) (slides, eq. 14).
 
     Outputs y near the gold are drawn as ``sequence`` says, whose ``mix`` is α₁, and every output, the gold too, is scored
@@ -32,10 +33,7 @@ class TokenSequenceSmoothing:
     token: TokenSmoothing = TOKEN  # how the targets of each token are smoothed
     sequence: SequenceSmoothing = SEQUENCE  # which outputs are learnt from
 
-    def __post_init__(self) -> None:
-        for name, kind in (("token", TokenSmoothing), ("sequence", SequenceSmoothing)):
-            if not isinstance(getattr(self, name), kind):
-                raise InputError(f"{name} must be a {kind.__name__}, not {getattr(self, name)!r}")
+    def check(self) -> None:
         if self.sequence.samples is None:
             raise InputError("the exact expectation is for sequence_smoothing alone: set sequence.samples")
 

@@ -28,6 +28,7 @@ from unforced.objectives.smoothing.targets import (
 )
 from unforced.objectives.smoothing.word_vectors import co_occurrence, read_vectors, sources, special, units, unused
 from unforced.ops.masks import widened
+from unforced.options import Count, NonEmptyStr, Options, Probability, Temperature
 from unforced.protocols import StepDecoder, require
 from unforced.types import Batch, Encoded, Loss, Progress, Symbols
 
@@ -66,7 +67,7 @@ class Known:
 
 
 @dataclass(frozen=True)
-class TokenSmoothing:
+class TokenSmoothing(Options):
     """Σ_t D_KL(r(· | y*_t) ‖ p(· | y*_<t, x)), exactly (slides, eqs. 4 and 5), where words near the gold one share in r:
 
         r(w | y) = exp(−d(w, y) / τ) / Z,  d(w, y) = 1 − cosine of their vectors
@@ -103,21 +104,11 @@ class TokenSmoothing:
     100
     """
 
-    tau: float = 0.05  # τ, the temperature of r
-    mix: float = 1.0  # α, the weight of the smoothed loss; the rest is cross-entropy
-    vectors: str = "model"  # a file of word vectors, "model", "co-occurrence" or "uniform"
-    nearest: int | None = 100  # words that r lists for each word; the others share the rest evenly
+    tau: Temperature = 0.05  # τ, the temperature of r
+    mix: Probability = 1.0  # α, the weight of the smoothed loss; the rest is cross-entropy
+    vectors: NonEmptyStr = "model"  # a file of word vectors, "model", "co-occurrence" or "uniform"
+    nearest: Count | None = 100  # words that r lists for each word; the others share the rest evenly
     known: Known | None = field(default=None, init=False, repr=False, compare=False)  # what ``fitted`` adds
-
-    def __post_init__(self) -> None:
-        if not self.tau >= 0:
-            raise InputError(f"tau must be a number from 0 on, not {self.tau}")
-        if not 0 <= self.mix <= 1:
-            raise InputError(f"mix must lie in [0, 1], not {self.mix}")
-        if not self.vectors:
-            raise InputError(f"vectors must name a file or be one of {', '.join(WORDS)}")
-        if self.nearest is not None and (type(self.nearest) is not int or self.nearest < 1):
-            raise InputError(f"nearest must be a whole number of at least 1, not {self.nearest}")
 
     @property
     def files(self) -> tuple[Path, ...]:

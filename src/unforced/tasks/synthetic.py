@@ -9,12 +9,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 
 from unforced.errors import InputError
 from unforced.metrics.likelihood import Measure, check_measures, measured
+from unforced.options import Above, AtLeast, Below, Between, Count, Distinct, Natural, NotEmpty, Options
 from unforced.protocols import LikelihoodMetric, Split
 from unforced.tasks.codecs import collate
 from unforced.types import Batch, Encoded, Example, Examples, Sizes, Symbols
@@ -88,7 +89,7 @@ class Letters:
 
 
 @dataclass(frozen=True)
-class Synthetic(ABC):
+class Synthetic(Options, ABC):
     """A distribution over strings as a task: three independent samples of it.
 
     ``size`` training strings and ``held_out`` strings each for development and test, drawn with ``seed``. Another ``draw``
@@ -96,23 +97,17 @@ class Synthetic(ABC):
     negative log-likelihood per sequence with ``entropy()``, which it can't fall below.
     """
 
-    alphabet: int = 5
-    length: int = 5
-    size: int = 1000
-    held_out: int = 1000
-    seed: int = 1
-    draw: int = 0  # which training sample
-    measures: tuple[Measure, ...] = ("nll",)  # how models are judged; the first picks the checkpoint
+    alphabet: Annotated[int, Between(2, len(LETTERS))] = 5
+    length: Count = 5
+    size: Count = 1000
+    held_out: Count = 1000
+    seed: Natural = 1
+    draw: Natural = 0  # which training sample
+    measures: Annotated[tuple[Measure, ...], NotEmpty(), Distinct()] = (
+        "nll",
+    )  # how models are judged; the first picks the checkpoint
 
-    def __post_init__(self) -> None:
-        if not 2 <= self.alphabet <= len(LETTERS):
-            raise InputError(f"alphabet must lie between 2 and {len(LETTERS)}, not {self.alphabet}")
-        for name in ("length", "size", "held_out"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("seed", "draw"):
-            if getattr(self, name) < 0:
-                raise InputError(f"{name} must not be negative, but is {getattr(self, name)}")
+    def check(self) -> None:
         check_measures(self.measures)
 
     @abstractmethod
@@ -199,15 +194,8 @@ class HMM(Synthetic):
     (4.97, 6.41)
     """
 
-    states: int = 4
+    states: Count = 4
     emissions: Literal["low", "high"] = "low"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.states < 1:
-            raise InputError(f"states must be at least 1, not {self.states}")
-        if self.emissions not in EMISSION:
-            raise InputError(f"emissions must be 'low' or 'high', not {self.emissions!r}")
 
     def parameters(self) -> Parameters:
         """The model's tables."""
@@ -271,14 +259,8 @@ class Palindromes(Synthetic):
     array([6.4e-03, 6.7e-05])
     """
 
-    probability: float = 0.8
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.probability < 1:
-            raise InputError(f"probability must lie between 0 and 1, not {self.probability}")
-        if self.length < 2:
-            raise InputError("length must be at least 2: every single letter is a palindrome")
+    length: Annotated[int, AtLeast(2)] = 5  # every single letter is a palindrome
+    probability: Annotated[float, Above(0), Below(1)] = 0.8
 
     def sample(self, n: int, rng: np.random.Generator) -> np.ndarray:
         drawn = rng.integers(self.alphabet, size=(n, self.length))

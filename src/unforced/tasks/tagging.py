@@ -5,13 +5,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 
 from unforced.errors import InputError
 from unforced.metrics.likelihood import log_z_metrics
 from unforced.metrics.tagging import EntityF1, TokenAccuracy, first_fault, is_iob
+from unforced.options import Above, Below, Count, Natural, NonEmptyStr, Options
 from unforced.protocols import LikelihoodMetric, Metric, Split
 from unforced.tasks.codecs import collate
 from unforced.tasks.datasets import find
@@ -145,7 +146,7 @@ COARSE = {fine: coarse for coarse, group in GROUPS.items() for fine in group}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tagging:
+class Tagging(Options):
     """Words to tags: a data set by name, or column files of one's own.
 
     ``dataset`` is "german_ler" (19 classes of entities, ``coarse`` merges them into 7), "germeval14_small" (the outer
@@ -170,51 +171,32 @@ class Tagging:
     train: str | None = None
     dev: str | None = None
     test: str | None = None
-    word_column: int = 0
-    tag_column: int = 1
-    comment_prefix: str | None = None
-    hold_out: float = 0.05
-    min_count: int = 2  # rarer words of the training data are unknown
-    size: int | None = None  # the most words of the vocabulary
+    word_column: Natural = 0
+    tag_column: Natural = 1
+    comment_prefix: NonEmptyStr | None = None
+    hold_out: Annotated[float, Above(0), Below(0.5)] = 0.05
+    min_count: Count = 2  # rarer words of the training data are unknown
+    size: Count | None = None  # the most words of the vocabulary
     lowercase: bool = False  # words, in the vocabulary's eyes
-    longest: int | None = None  # training sentences of more words are left out
-    train_limit: int | None = None
-    dev_limit: int | None = None
-    test_limit: int | None = None
+    longest: Count | None = None  # training sentences of more words are left out
+    train_limit: Count | None = None
+    dev_limit: Count | None = None
+    test_limit: Count | None = None
     metric: Literal["auto", "f1", "accuracy"] = "auto"
     unseen_tags: Literal["auto", "error", "wrong"] = "auto"
     log_z: bool = False  # also report the mean and variance of log Z
 
-    def __post_init__(self) -> None:
-        for name in ("min_count", "size", "longest", "train_limit", "dev_limit", "test_limit"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"{name} must be at least 1, not {value}.")
-        if not 0 < self.hold_out < 0.5:
-            raise InputError(f"hold_out must be between 0 and 0.5, not {self.hold_out}.")
-        if min(self.word_column, self.tag_column) < 0:
-            raise InputError("word_column and tag_column count from 0.")
-        if self.comment_prefix == "":
-            raise InputError("comment_prefix must not be empty: every line would be a comment.")
+    def check(self) -> None:
         if self.dataset is None and self.train is None:
             raise InputError(
                 f"Tagging needs a dataset ({', '.join(BUILT_IN)}) or files of your own: train, dev and test."
             )
-        if self.dataset is not None:
-            self._check_dataset()
-        elif self.coarse:
-            raise InputError("coarse is for the dataset german_ler alone.")
-
-    def _check_dataset(self) -> None:
-        if self.dataset not in BUILT_IN:
-            raise InputError(f"dataset must be one of {', '.join(BUILT_IN)}, not {self.dataset!r}.")
         if self.coarse and self.dataset != "german_ler":
             raise InputError("coarse is for the dataset german_ler alone.")
         given = (self.train, self.dev, self.test, self.word_column, self.tag_column, self.comment_prefix)
-        if given != (None, None, None, *Columns()):
+        if self.dataset is not None and given != (None, None, None, *Columns()):
             raise InputError("Give either a dataset or files of your own and their columns, not both.")
 
-    @property
     def columns(self) -> Columns:
         if self.dataset is not None:
             return BUILT_IN[self.dataset].columns

@@ -4,13 +4,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
 from unforced.errors import InputError
 from unforced.metrics.likelihood import Measure, check_measures, log_z_metrics, measured
 from unforced.metrics.text import BLEU_ORDER, Bleu, ChrF, ErrorRate, ExactError, LengthRatio, NgramPrecision, Rouge
+from unforced.options import Above, Below, Count, Distinct, NotEmpty, Options
 from unforced.protocols import LikelihoodMetric, Metric, Split
 from unforced.tasks.codecs import collate
 from unforced.tasks.datasets import find
@@ -109,7 +110,7 @@ class PairCodec:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextTask(ABC):
+class TextTask(Options, ABC):
     """The options all text-to-text tasks have.
 
     Lengths are counted in white-space separated words, or in characters where the tokens are characters.
@@ -119,27 +120,20 @@ class TextTask(ABC):
 
     source_tokens: Tokens = "words"  # how sources are cut: white-space words, characters, byte pair encoding
     target_tokens: Tokens = "words"  # how targets are cut
-    source_size: int | None = None  # most tokens of the source vocabulary; with bpe its pieces (none: 8,000)
-    target_size: int | None = None  # the same of the target vocabulary
-    min_count: int = 1  # rarer words or characters of the training data are unknown
+    source_size: Count | None = None  # most tokens of the source vocabulary; with bpe its pieces (none: 8,000)
+    target_size: Count | None = None  # the same of the target vocabulary
+    min_count: Count = 1  # rarer words or characters of the training data are unknown
     joint: bool = False  # one vocabulary of target_size for both sides
     lowercase: bool = False  # all text, answers included
-    longest_source: int | None = None  # training examples with a longer source are left out
-    longest_target: int | None = None  # training examples with a longer target are left out
-    cut_source: int | None = None  # of longer sources the model sees only so much
-    train_limit: int | None = None  # take only the first so many training examples
-    dev_limit: int | None = None  # the same for development
-    test_limit: int | None = None  # the same for test
+    longest_source: Count | None = None  # training examples with a longer source are left out
+    longest_target: Count | None = None  # training examples with a longer target are left out
+    cut_source: Count | None = None  # of longer sources the model sees only so much
+    train_limit: Count | None = None  # take only the first so many training examples
+    dev_limit: Count | None = None  # the same for development
+    test_limit: Count | None = None  # the same for test
     log_z: bool = False  # also report the mean and variance of log Z
 
-    def __post_init__(self) -> None:
-        for name in (
-            *("source_size", "target_size", "min_count", "longest_source", "longest_target"),
-            *("cut_source", "train_limit", "dev_limit", "test_limit"),
-        ):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"{name} must be at least 1, not {value}.")
+    def check(self) -> None:
         if self.joint and self.source_tokens != self.target_tokens:
             raise InputError("A joint vocabulary needs source_tokens and target_tokens to be the same.")
         if self.joint and self.source_size not in (None, self.target_size):
@@ -222,15 +216,15 @@ class Pairs(TextTask):
     test_target: str | None = None  # the same for test
     source_key: str = "source"  # the source's key in a .jsonl file
     target_key: str = "target"  # the target's key in a .jsonl file
-    hold_out: float = 0.05  # share of the different sources that stands in for an absent dev or test file
-    measures: tuple[TextMeasure, ...] = ("bleu",)  # how outputs are judged; the first picks the checkpoint
+    hold_out: Annotated[float, Above(0), Below(0.5)] = (
+        0.05  # share of the different sources that stands in for an absent dev or test file
+    )
+    measures: Annotated[tuple[TextMeasure, ...], NotEmpty(), Distinct()] = (
+        "bleu",
+    )  # how outputs are judged; the first picks the checkpoint
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.hold_out < 0.5:
-            raise InputError(f"hold_out must be between 0 and 0.5, not {self.hold_out}.")
-        if not self.measures or len(set(self.measures)) < len(self.measures):
-            raise InputError("measures must name at least one measure, and none twice.")
+    def check(self) -> None:
+        super().check()
         for split in ("dev", "test"):
             if getattr(self, split) is None and getattr(self, f"{split}_target") is not None:
                 raise InputError(f"{split}_target is given without {split}.")
@@ -358,7 +352,7 @@ class Summarization(TextTask):
     source_tokens: Tokens = "bpe"  # how abstracts are cut
     target_tokens: Tokens = "bpe"  # how titles are cut
     joint: bool = True  # one vocabulary of target_size for both
-    cut_source: int | None = 100  # so many words of an abstract the model sees
+    cut_source: Count | None = 100  # so many words of an abstract the model sees
 
     def read(self, split: Split) -> Examples:
         path = find("acl_title_abstract", f"{split}.jsonl.gz")
@@ -384,15 +378,10 @@ class Dialogue(TextTask):
     numbers are slots such as ``[hotel_name]`` (``delexicalized``), or as ``written``; BLEU compares their tokens.
     """
 
-    history: int = 5  # how many turns the model sees
+    history: Count = 5  # how many turns the model sees
     response: Literal["delexicalized", "written"] = "delexicalized"  # slots for names, or as written
-    min_count: int = 2  # rarer words of the training data are unknown
+    min_count: Count = 2  # rarer words of the training data are unknown
     lowercase: bool = True  # all text, answers included
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.history < 1:
-            raise InputError(f"history must be at least 1, not {self.history}.")
 
     def read(self, split: Split) -> Examples:
         path = find("multiwoz_small", f"{split}.jsonl.gz")
@@ -419,7 +408,7 @@ def _turns(history: Any, where: str) -> list[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Language:
+class Language(Options):
     """Text from files, without sources: each line is an example, or each ``block`` of words (or characters).
 
     A block runs over line ends, which count as white space; the last one of a file may be shorter. Where ``dev``
@@ -431,25 +420,23 @@ class Language:
     train: str  # a text file
     dev: str | None = None  # the same for development; the training file's end if absent
     test: str | None = None  # the same for test
-    hold_out: float = 0.05  # share of the training file that stands in for an absent dev or test file
+    hold_out: Annotated[float, Above(0), Below(0.5)] = (
+        0.05  # share of the training file that stands in for an absent dev or test file
+    )
     tokens: Tokens = "words"  # how text is cut: white-space words, characters, byte pair encoding
-    size: int | None = None  # most tokens of the vocabulary; with bpe its pieces (none: 8,000)
-    min_count: int = 1  # rarer words or characters of the training data are unknown
+    size: Count | None = None  # most tokens of the vocabulary; with bpe its pieces (none: 8,000)
+    min_count: Count = 1  # rarer words or characters of the training data are unknown
     lowercase: bool = False  # all text
-    block: int | None = None  # words an example has, characters where the tokens are characters
-    longest: int | None = None  # longer training examples are left out, counted like blocks
-    train_limit: int | None = None  # take only the first so many training examples
-    dev_limit: int | None = None  # the same for development
-    test_limit: int | None = None  # the same for test
-    measures: tuple[Measure, ...] = ("perplexity",)  # how models are judged; the first picks the checkpoint
+    block: Count | None = None  # words an example has, characters where the tokens are characters
+    longest: Count | None = None  # longer training examples are left out, counted like blocks
+    train_limit: Count | None = None  # take only the first so many training examples
+    dev_limit: Count | None = None  # the same for development
+    test_limit: Count | None = None  # the same for test
+    measures: Annotated[tuple[Measure, ...], NotEmpty(), Distinct()] = (
+        "perplexity",
+    )  # how models are judged; the first picks the checkpoint
 
-    def __post_init__(self) -> None:
-        for name in ("size", "min_count", "block", "longest", "train_limit", "dev_limit", "test_limit"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"{name} must be at least 1, not {value}.")
-        if not 0 < self.hold_out < 0.5:
-            raise InputError(f"hold_out must be between 0 and 0.5, not {self.hold_out}.")
+    def check(self) -> None:
         check_measures(self.measures)
 
     def read(self, split: Split) -> Examples:
