@@ -18,12 +18,12 @@ from unforced.options import (
     Distinct,
     Fraction,
     Natural,
+    NonEmptyStr,
     NonNegative,
     NotEmpty,
     Options,
     Positive,
     Probability,
-    NonEmptyStr,
     check_value,
     expected,
 )

@@ -255,22 +255,6 @@ def test_scores_that_are_no_numbers_are_reported():
         SoftBeam()(model, make_batch(SOURCES))
 
 
-@pytest.mark.parametrize(
-    ("fields", "sentence"),
-    [
-        ({"beam": 0}, "beam must be a whole number of at least 1"),
-        ({"alpha": 0.0}, "alpha must be positive"),
-        ({"keep": 0}, "keep must be a whole number of at least 1"),
-        ({"tolerance": 1.0}, "tolerance must lie in"),
-        ({"scores": "both"}, "scores is local or global"),
-        ({"max_length": 0}, "max_length"),
-    ],
-)
-def test_bad_fields(fields, sentence):
-    with pytest.raises(InputError, match=sentence):
-        SoftBeam(**fields)
-
-
 def test_padding_must_not_be_the_end():
     batch = make_batch(SOURCES, ENDED._replace(pad=2))
     with pytest.raises(InputError, match="needs a padding symbol of its own"):

@@ -144,10 +144,6 @@ def test_random_starts_are_allowed_and_differ() -> None:
 
 def test_bad_input_is_named() -> None:
     batch = ended([[3]], [[1]])
-    with pytest.raises(InputError, match="iterations must be at least 1"):
-        MaskPredict(iterations=0)
-    with pytest.raises(InputError, match="lengths must be at least 1"):
-        MaskPredict(lengths=0)
     with pytest.raises(InputError, match="needs a model with lengths"):
         MaskPredict()(TableModel(7), batch)
     with pytest.raises(InputError, match="needs a model with scores"):

@@ -314,7 +314,7 @@ def test_references_are_read_as_targets_are(place: Path, monkeypatch: pytest.Mon
 def test_complaints(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="is no folder; models are read from local folders"):
         HuggingFace(path=str(tmp_path / "absent")).codec()
-    with pytest.raises(InputError, match="must say where the source goes"):
+    with pytest.raises(InputError, match="template must contain"):
         HuggingFace(path="x", template="no place")
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="can't be read"):

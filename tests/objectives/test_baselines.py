@@ -2,12 +2,10 @@
 
 import math
 
-import pytest
 import torch
 import torch.nn.functional as F
 
 from unforced.decoding.enumeration import enumerate_sequences
-from unforced.errors import InputError
 from unforced.models.toy import Toy
 from unforced.objectives.cross_entropy import CrossEntropy
 from unforced.objectives.label_smoothing import LabelSmoothing
@@ -71,9 +69,3 @@ def test_metrics_report_the_plain_likelihood() -> None:
     smooth, plain = LabelSmoothing(0.2)(model, batch, **HERE), CrossEntropy()(model, batch, **HERE)
     torch.testing.assert_close(smooth.metrics["nll"][0].double(), plain.total.detach(), rtol=1e-6, atol=1e-6)
     assert math.isclose(smooth.mean.item(), smooth.total.item() / 4)
-
-
-@pytest.mark.parametrize("value", [-0.1, 1.0, 2.0])
-def test_smoothing_outside_its_range_is_refused(value: float) -> None:
-    with pytest.raises(InputError, match="smoothing"):
-        LabelSmoothing(value)

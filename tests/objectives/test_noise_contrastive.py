@@ -199,15 +199,3 @@ def test_complaints() -> None:
         loss_of(NoiseContrastive(), toy(6), BATCH)
     with pytest.raises(InputError, match="no tokens in them"):
         Counts.of([], 6, ENDED, 1, smoothing=0.0, backoff=0.1)
-    for wrong in (
-        {"noise": "loud"},
-        {"form": "square"},
-        {"samples": 0},
-        {"log_z": math.inf},
-        {"smoothing": 0.0},
-        {"backoff": 0.0},
-        {"rows": 0},
-        {"energy": "hot"},
-    ):
-        with pytest.raises(InputError):
-            NoiseContrastive(**wrong)  # type: ignore[arg-type]

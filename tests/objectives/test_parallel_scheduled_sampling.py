@@ -219,17 +219,7 @@ def test_the_probability_rises_through_the_warmup() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "word"),
-    [
-        ({"passes": 0}, "passes"),
-        ({"p": 1.5}, "p is"),
-        ({"warmup": -1}, "warmup"),
-        ({"warmup": 0.5}, "fraction"),
-        ({"warmup": 10, "unit": "fraction"}, "warmup"),
-        ({"temperature": 0.0}, "temperature"),
-        ({"pick": "beam"}, "pick"),
-        ({"schedule": "cosine"}, "schedule"),
-    ],
+    ("fields", "word"), [({"warmup": 0.5}, "fraction"), ({"warmup": 10, "unit": "fraction"}, "warmup")]
 )
 def test_wrong_fields_are_refused(fields: Any, word: str) -> None:
     with pytest.raises(InputError, match=word):

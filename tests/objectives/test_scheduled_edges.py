@@ -102,17 +102,15 @@ def test_models_in_half_precision_take_soft_feeds() -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"mixing": {"name": "linear", "end": -0.5, "over": 2}}, "mixing is a probability, not -0.5"),
-        ({"mixing": {"name": "constant", "value": 1.2}}, "mixing is a probability, not 1.2"),
-        ({"mixing": {"name": "inverse_sigmoid", "k": 5, "end": 2}}, "mixing is a probability, not 1.1"),
-        ({"mixing": {"name": "exponential", "rate": 1.1}}, "mixing is a probability"),
-        ({"feed": "soft_argmax", "alpha": {"name": "linear", "end": 0, "over": 3}}, "alpha must be positive"),
-        ({"feed": "soft_argmax", "alpha": {"name": "always"}}, "alpha must be positive"),
+        ({"mixing": {"name": "linear", "end": -0.5, "over": 2}}, "mixing must be between 0 and 1, got -0.5"),
+        ({"mixing": {"name": "constant", "value": 1.2}}, "mixing must be between 0 and 1, got 1.2"),
+        ({"mixing": {"name": "inverse_sigmoid", "k": 5, "end": 2}}, "mixing must be between 0 and 1, got 2"),
+        ({"mixing": {"name": "exponential", "rate": 1.1}}, "mixing must be between 0 and 1"),
+        ({"feed": "soft_argmax", "alpha": {"name": "linear", "end": 0, "over": 3}}, "alpha must be above 0, got 0"),
+        ({"feed": "soft_argmax", "alpha": {"name": "always"}}, "alpha must be above 0, got 0"),
         ({"mixing": {"name": "always", "warmup": 1000, "unit": "fraction"}}, r"lies in \[0, 1\]"),
         ({"mixing": {"name": "linear", "end": 0, "over": 50, "unit": "fraction"}}, r"lies in \[0, 1\]"),
         ({"mixing": {"name": "always", "warmup": 0.3, "unit": "step"}}, "of 0.3 steps is none"),
-        ({"mixing": {"name": "always", "warmup": float("inf")}}, "finite"),
-        ({"mixing": {"name": "inverse_sigmoid", "k": float("nan")}}, "expected a number, not nan"),
     ],
 )  # fmt: skip
 def test_schedules_that_leave_their_range_are_refused_at_once(options: dict[str, Any], says: str) -> None:

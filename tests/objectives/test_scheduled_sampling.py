@@ -318,14 +318,7 @@ def test_a_model_that_lacks_something_is_told_what() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "word"),
-    [
-        ({"mixing": 1.5}, "mixing"),
-        ({"alpha": 0.0}, "alpha"),
-        ({"alpha": float("inf")}, "alpha"),
-        ({"feed": "soft_sample", "dropout": False}, "dropout"),
-        ({"feed": "beam"}, "feed"),
-    ],
+    ("fields", "word"), [({"feed": "soft_sample", "dropout": False}, "dropout"), ({"feed": "beam"}, "feed")]
 )
 def test_wrong_fields_are_refused(fields: Any, word: str) -> None:
     with pytest.raises(InputError, match=word):

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from unforced.errors import InputError
 from unforced.models.lstm import LSTM
 from unforced.models.toy import Toy
 from unforced.objectives.cross_entropy import CrossEntropy
@@ -151,9 +150,3 @@ def test_training_drives_the_normaliser_to_zero() -> None:
     assert variance(plain) > 1
     assert mean(after, "nll") < mean(before, "nll") / 2
     assert mean(after, "nll") == pytest.approx(mean(plain, "nll"), abs=0.05)
-
-
-@pytest.mark.parametrize("value", [-0.1, math.inf, math.nan])
-def test_a_strength_outside_its_range_is_refused(value: float) -> None:
-    with pytest.raises(InputError, match="strength must be a finite number of at least 0, not"):
-        SelfNormalized(value)

@@ -657,22 +657,14 @@ def test_real_vocabularies_and_every_kind_of_model(tokens: Any, name: str) -> No
 @pytest.mark.parametrize(
     ("fields", "word"),
     [
-        ({"tau": -1.0}, "tau must be a number from 0 on"),
-        ({"mix": 2.0}, "mix must lie in"),
-        ({"reward": "rouge"}, "reward is hamming or bleu or cider or edit, not 'rouge'"),
-        ({"vocabulary": "most"}, "vocabulary is all or batch or references"),
-        ({"samples": 0}, "samples must be a whole number of at least 1, not 0"),
-        ({"samples": 2.5}, "samples must be a whole number of at least 1, not 2.5"),
         (
             {"samples": 1, "reward": "bleu"},
-            "samples must be a whole number of at least 2, not 1: with this reward samples are weighed, and a lone one weighs one",
+            "samples must be at least 2, got 1: with this reward samples are weighed, and a lone one weighs one",
         ),
         ({"samples": None}, "samples can be none only with lazy"),
         ({"samples": None, "lazy": True, "reward": "bleu"}, "samples can be none only with lazy and a Hamming"),
-        ({"proposal_tau": 0.0}, "proposal_tau must be positive"),
         ({"samples": 3, "reward": "bleu"}, "with reward bleu a proposal_tau must be given"),
         ({"samples": 3, "reward": "cider"}, "with reward cider a proposal_tau must be given"),
-        ({"proposal": "swap"}, "proposal is hamming or edit"),
         ({"proposal": "edit"}, "a Hamming reward is for outputs of the gold's length"),
         ({"proposal": "edit", "reward": "edit", "samples": 4, "lazy": True}, "lazy scores samples behind"),
     ],

@@ -328,27 +328,9 @@ def test_alpha_follows_its_schedule():
     assert float(moved.total) == float(loss_of(SoftBeam(alpha=8.0), model, batch).total)
 
 
-@pytest.mark.parametrize(
-    ("fields", "sentence"),
-    [
-        ({"beam": 0}, "beam must be a whole number of at least 1, not 0"),
-        ({"beam": 2.5}, "beam must be a whole number of at least 1, not 2.5"),
-        ({"keep": "none"}, "or None, not none"),
-        ({"strength": -1.0}, "strength must be a finite number of at least 0"),
-        ({"strength": 0.1}, "and mix is 0"),
-        ({"cost": 3}, "unlike 3"),
-        ({"cost": len}, r"by unforced.objectives.costs.Table\(function\)"),
-        ({"alpha": -1.0}, "alpha must be positive"),
-        ({"loss": "risk"}, "loss is direct or hinge"),
-        ({"scores": "raw"}, "scores is local or global"),
-        ({"keep": 0}, "keep must be a whole number of at least 1"),
-        ({"tolerance": -0.1}, "tolerance must lie in"),
-        ({"beyond": -1}, "beyond must be a whole number of at least 0"),
-    ],
-)
-def test_bad_fields(fields, sentence):
-    with pytest.raises(InputError, match=sentence):
-        SoftBeam(**fields)
+def test_strength_needs_mix():
+    with pytest.raises(InputError, match="strength belongs to the cross-entropy"):
+        SoftBeam(strength=0.1)
 
 
 def test_a_model_without_mixtures_is_named():

@@ -359,21 +359,6 @@ def test_another_vocabulary_than_the_models_is_refused(vectors: str) -> None:
         loss_of(TokenSmoothing(vectors=vectors), toy(), batch_of())
 
 
-@pytest.mark.parametrize(
-    ("fields", "word"),
-    [
-        ({"tau": -0.1}, "tau must be a number from 0 on, not -0.1"),
-        ({"tau": math.nan}, "tau must be a number"),
-        ({"mix": 1.5}, "mix must lie in"),
-        ({"vectors": ""}, "vectors must name a file or be one of uniform, model, co-occurrence"),
-        ({"nearest": 0}, "nearest must be a whole number of at least 1, not 0"),
-    ],
-)
-def test_wrong_fields_are_refused(fields: Any, word: str) -> None:
-    with pytest.raises(InputError, match=word):
-        TokenSmoothing(**fields)
-
-
 # ---- the cross-entropy that all of this stands on ----
 
 

@@ -175,10 +175,6 @@ def test_empty_and_long_captions_are_counted_and_empty_splits_refused(tmp_path):
 def test_wrong_options_and_arrays_are_refused(tmp_path):
     with pytest.raises(InputError, match="both files"):
         Captions(images="x.npz")
-    with pytest.raises(InputError, match="min_count"):
-        Captions(min_count=0)
-    with pytest.raises(InputError, match="language"):
-        Captions(language="fr")
     with pytest.raises(InputError, match="x must be uint8"):
         Captions(**write(tmp_path, pixels=np.zeros((4, 2, 2, 3)))).read("train")
     with pytest.raises(InputError, match="'shape' and 'target'"):

@@ -147,25 +147,8 @@ def test_strings_that_do_not_fit_are_refused(target, message):
 
 
 def test_wrong_options_are_refused():
-    for options in (
-        {"alphabet": 1},
-        {"alphabet": 27},
-        {"length": 0},
-        {"size": 0},
-        {"held_out": 0},
-        {"seed": -1},
-        {"draw": -1},
-    ):
-        with pytest.raises(InputError, match=next(iter(options))):
-            HMM(**options)
-    with pytest.raises(InputError, match="probability"):
-        Palindromes(probability=1.0)
-    with pytest.raises(InputError, match="length"):
+    with pytest.raises(InputError, match="length must be at least 2"):
         Palindromes(length=1)
-    with pytest.raises(InputError, match="states"):
-        HMM(states=0)
-    with pytest.raises(InputError, match="emissions"):
-        HMM(emissions="medium")
     with pytest.raises(InputError, match="too many to enumerate"):
         HMM(length=20).entropy()
     with pytest.raises(InputError, match="'alphabet' and 'length'"):

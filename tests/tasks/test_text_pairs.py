@@ -111,10 +111,6 @@ def test_a_file_without_a_usable_example(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"train_limit": 0}, "train_limit must be at least 1"),
-        ({"hold_out": 0.5}, "hold_out"),
-        ({"hold_out": 0.0}, "hold_out"),
-        ({"measures": ()}, "measures"),
         ({"measures": ("bleu", "bleu")}, "measures"),
         ({"dev_target": "x"}, "dev_target is given without dev"),
         ({"joint": True, "source_tokens": "bpe"}, "joint vocabulary"),

@@ -7,32 +7,9 @@ from unforced.training.trainer import learning_rate
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
-    [
-        ({"epochs": None}, "one of epochs and steps"),
-        ({"epochs": 0}, "epochs must be a positive number"),
-        ({"epochs": float("nan")}, "epochs must be a positive number"),
-        ({"steps": 0}, "steps must be at least 1"),
-        ({"batch_tokens": 0}, "batch_tokens must be at least 1"),
-        ({"max_rows": 0}, "max_rows must be at least 1"),
-        ({"accumulate": 0}, "accumulate must be at least 1"),
-        ({"learning_rate": -1.0}, "learning_rate must be a positive number"),
-        ({"learning_rate": float("inf")}, "learning_rate must be a positive number"),
-        ({"schedule": "square"}, "schedule must be"),
-        ({"schedule": "inverse_sqrt"}, "needs a warmup"),
-        ({"warmup": -1}, "warmup must be at least 0"),
-        ({"weight_decay": float("nan")}, "weight_decay must be"),
-        ({"betas": (0.9, 1.0)}, "betas must be"),
-        ({"clip": 0.0}, "clip must be a positive number"),
-        ({"precision": "fp16"}, "precision must be"),
-        ({"validate_every": 0}, "validate_every must be at least 1"),
-        ({"dev_examples": 0}, "dev_examples must be at least 1"),
-        ({"patience": 0}, "patience must be at least 1"),
-        ({"keep": 0}, "keep must be at least 1"),
-        ({"save_every": 0}, "save_every must be at least 1"),
-        ({"log_every": 0}, "log_every must be at least 1"),
-    ],
+    [({"epochs": None}, "one of epochs and steps"), ({"schedule": "inverse_sqrt"}, "needs a warmup")],
 )
-def test_wrong_values_are_refused(wrong, message) -> None:
+def test_training_must_end_and_inverse_sqrt_needs_a_warmup(wrong, message) -> None:
     with pytest.raises(InputError, match=message):
         Training(**wrong)
 
