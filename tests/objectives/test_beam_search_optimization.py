@@ -382,7 +382,7 @@ def test_beams_that_grow_are_rounded_down() -> None:
         plain = loss_of(BeamSearchOptimization(beam=beam), model, batch)
         assert torch.equal(loss_of(growing, model, batch, epoch=epoch).total, plain.total)
     assert set(growing.schedules()) == {"beam"}
-    with pytest.raises(InputError, match=r"beam must be at least 1, not 0\.5"):
+    with pytest.raises(InputError, match=r"beam must be at least 1, got 0\.5"):
         loss_of(BeamSearchOptimization(beam=Constant(0.5)), model, batch)
 
 

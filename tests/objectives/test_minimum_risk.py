@@ -443,10 +443,10 @@ def test_alpha_may_be_a_schedule() -> None:
         still = MinimumRisk(samples=8, alpha=alpha, max_length=5)
         at_epoch = loss_of(moving, model, batch, progress=Progress(epoch=epoch))
         torch.testing.assert_close(at_epoch.total, loss_of(still, model, batch).total)
-    with pytest.raises(InputError, match="alpha must be positive, not -1"):
+    with pytest.raises(InputError, match="alpha must be above 0, got -1"):
         MinimumRisk(alpha=Linear(start=1.0, end=-1.0, over=2))
     away = MinimumRisk(alpha=lambda progress: 1.0 - progress.epoch)  # the user's own
-    with pytest.raises(InputError, match="alpha must be positive, not -1"):
+    with pytest.raises(InputError, match="alpha must be above 0, got -1"):
         loss_of(away, model, batch, progress=Progress(epoch=2))
 
 

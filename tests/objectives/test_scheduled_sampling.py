@@ -294,7 +294,7 @@ def test_schedules_move_with_progress() -> None:
 
 def test_schedules_that_leave_their_range_are_told_so() -> None:
     away = Linear(start=1.0, end=-1.0, over=2)
-    with pytest.raises(InputError, match="mixing is a probability, not -1"):
+    with pytest.raises(InputError, match="mixing must be between 0 and 1, got -1"):
         loss_of(ScheduledSampling(mixing=away), toy(), make_batch())
     with pytest.raises(InputError, match="alpha must be positive, not -1"):
         loss_of(ScheduledSampling(feed="soft_argmax", mixing=0.0, alpha=away), toy(), make_batch())

@@ -143,5 +143,5 @@ def test_a_vocabulary_other_than_the_models_is_refused() -> None:
     for each in nameless:
         with pytest.raises(InputError, match="looked up by name, and these tokens have none"):
             TokenSmoothing(vectors="vectors.txt").fitted(each)
-    with pytest.raises(InputError, match="sequence must be a SequenceSmoothing, not"):
+    with pytest.raises(InputError, match="sequence must be a SequenceSmoothing, got"):
         TokenSequenceSmoothing(sequence={"samples": 2})

@@ -396,10 +396,3 @@ def test_cross_entropy_can_be_added(kind, loss, strength):
     torch.testing.assert_close(
         gradient(both, model), gradient(plain, model) + 0.3 * gradient(gold, model), rtol=1e-8, atol=1e-12
     )
-
-
-def test_a_bound_is_positive():
-    with pytest.raises(InputError, match="mix must be a number from 0 on, not -1"):
-        SoftBeam(mix=-1)
-    with pytest.raises(InputError, match="clip must be positive, or none, not 0"):
-        SoftBeam(clip=0)

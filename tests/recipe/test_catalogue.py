@@ -7,7 +7,7 @@ import pytest
 
 from unforced.errors import InputError
 from unforced.options import hints_of
-from unforced.recipes.fields import build, fields_of, required, to_mapping
+from unforced.recipes.fields import build, fields_of, options_of, required, to_mapping
 from unforced.recipes.listing import describe, entries
 from unforced.registry import CATALOGUE, Entries, name_of, resolve
 
@@ -28,7 +28,11 @@ def example(kind: str, name: str) -> Any:
     """An instance with its defaults, and a path or a number where one is required."""
     cls = resolve(kind, name)
     hints = hints_of(cls)
-    values = {field.name: 1.0 if hints[field.name] is float else "x" for field in fields_of(cls) if required(field)}
+    values = {
+        field.name: 1.0 if float in options_of(hints[field.name]) else "x"
+        for field in fields_of(cls)
+        if required(field)
+    }
     return build(cls, {**values, **NEEDED.get(name, {})}, name)
 
 

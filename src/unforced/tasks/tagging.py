@@ -197,6 +197,7 @@ class Tagging(Options):
         if self.dataset is not None and given != (None, None, None, *Columns()):
             raise InputError("Give either a dataset or files of your own and their columns, not both.")
 
+    @property
     def columns(self) -> Columns:
         if self.dataset is not None:
             return BUILT_IN[self.dataset].columns
