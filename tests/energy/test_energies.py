@@ -259,7 +259,7 @@ def test_bad_input_is_named() -> None:
         energies.terms(TableModel(6), batch, batch.gold[:, :2])
     with pytest.raises(InputError, match="no rows of a batch"):
         energies.terms(TableModel(6), batch, batch.gold[[0, 1, 1]])
-    with pytest.raises(InputError, match="kind is raw or local"):
+    with pytest.raises(InputError, match="kind must be one of raw, local"):
         energies.terms(TableModel(6), batch, batch.gold, "norm")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="rows must be at least 1"):
         energies.terms(TableModel(6), batch, batch.gold, rows=0)

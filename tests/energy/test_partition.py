@@ -237,7 +237,7 @@ def test_complaints() -> None:
         log_partition(model, ended(5), most=1000)
     with pytest.raises(InputError, match="1024 sequences"):
         log_partition_with_gradient(model, ended(5), most=1000)
-    with pytest.raises(InputError, match="kind is raw or local"):
+    with pytest.raises(InputError, match="kind must be one of raw, local"):
         Partition(model, "hot")  # type: ignore[arg-type]
     empty = Batch.of_gold(torch.zeros(1, 1, dtype=torch.long), torch.zeros(1, 1, dtype=torch.bool), ENDED)
     with pytest.raises(InputError, match="without a single position"):

@@ -182,9 +182,9 @@ def test_nothing_to_score_and_what_is_refused(case: tuple[Any, Batch]) -> None:
     model, batch = case
     with pytest.raises(InputError, match="needs to know the words"):
         token_scores(model, batch, None, "whole")
-    with pytest.raises(InputError, match="masking is single or left_to_right or whole, not 'words'"):
+    with pytest.raises(InputError, match="masking must be one of single, left_to_right, whole, got 'words'"):
         token_scores(model, batch, None, "words")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="over is all or allowed, not 'some'"):
+    with pytest.raises(InputError, match="over must be one of all, allowed, got 'some'"):
         token_scores(model, batch, over="some")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="tokens must be at least 1"):
         token_scores(model, batch, tokens=0)
