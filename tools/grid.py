@@ -32,7 +32,7 @@ def grid(tried: Sequence[Sequence[str]]) -> Iterator[tuple[str, ...]]:
 
 def train(recipe: str, variant: str, folder: Path, changes: Sequence[str], seed: int) -> None:
     """One setting, to its end."""
-    single = earlier.placed(load(recipe, changes, [variant]).single(variant, seed), folder, seed)
+    single = earlier.placed(load(recipe, changes, variant, seed).single(), folder, seed)
     label = hashlib.sha256("\n".join([*sorted(changes), str(seed)]).encode()).hexdigest()[:10]
     run = folder / "grid" / f"{variant}-{label}"
     if RunFolder(run).exists() and RunFolder(run).finished() is not None:

@@ -74,8 +74,7 @@ def train(
     quiet: bool = False,
 ) -> Path:
     """Train by a recipe, with ``key=value`` changes, and return the run folder (``runs/RECIPE/VARIANT-SEED``)."""
-    chosen = recipes.load(recipe, overrides, None if variant is None else [variant])
-    single = chosen.single(variant, seed)
+    single = recipes.load(recipe, overrides, variant, seed).single()
     folder = run_folder(RUNS, single) if run is None else Path(run)
     earlier.check(single, folder.parent, single.seeds[0])
     run_job(job(earlier.placed(single, folder.parent, single.seeds[0])), folder, resume=resume, quiet=quiet)
@@ -320,7 +319,9 @@ def compare(
     from unforced.experiments.compare import compare as run_comparison
 
     words = list(overrides)
-    loaded = [recipes.load(source, words, variants) for source in sources]
+    loaded = [recipes.load(source, words) for source in sources]
+    if variants is not None:
+        loaded = [recipe.only(variants) for recipe in loaded]
     return run_comparison(loaded, Path(root), jobs=jobs, quiet=quiet, **options)
 
 

@@ -151,7 +151,7 @@ def test_show_is_a_recipe(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
     text = capsys.readouterr().out
     assert tomllib.loads(text)["objective"]["name"] == "label_smoothing"
     (tmp_path / "again.toml").write_text(text)
-    assert load(tmp_path / "again.toml") == load("g2p", ["training.epochs=2"], ["label_smoothing"])
+    assert load(tmp_path / "again.toml") == load("g2p", ["training.epochs=2"], "label_smoothing")
 
 
 def test_data(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

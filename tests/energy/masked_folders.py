@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from unforced.recipes.recipe import resolve
+from unforced.recipes.recipe import Recipe
 from unforced.training import checkpoints
 from unforced.training.checkpoints import Checkpoint, model_tensors, step_name
 from unforced.training.loading import build_network
@@ -33,7 +33,7 @@ def restless(model: nn.Module, scale: float = 0.4) -> nn.Module:
 
 def write_run(folder: Path, task: dict[str, Any], model: dict[str, Any], scale: float = 0.4) -> Path:
     """A run folder whose only checkpoint has random weights."""
-    recipe = resolve(
+    recipe = Recipe.from_data(
         {
             "name": "random",
             "task": task,

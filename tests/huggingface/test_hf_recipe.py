@@ -188,7 +188,7 @@ def test_a_causal_model_continues_its_prompt(place: Path, tmp_path: Path, object
 def test_language_models(place: Path, tmp_path: Path) -> None:
     data = recipes.read(place / "gpt2.toml")
     data["task"] = {"name": "language", "train": f"{place}/text.txt"}
-    unforced.train(recipes.assemble(data, {}), run=tmp_path / "run", quiet=True)
+    unforced.train(recipes.Recipe.from_data(data), run=tmp_path / "run", quiet=True)
     scores = unforced.evaluate(tmp_path / "run", "test", "greedy", quiet=True)
     assert scores["greedy"]["perplexity"] > 1
 
@@ -203,7 +203,7 @@ def test_masked_models(place: Path, tmp_path: Path, feed: Any, capsys: pytest.Ca
     data["task"] |= {"measures": ["masked_nll"]}
     data["decoding"] = {"mask_predict": {"method": "mask_predict"}}
     run = tmp_path / "run"
-    unforced.train(recipes.assemble(data, {}), run=run, quiet=True)
+    unforced.train(recipes.Recipe.from_data(data), run=run, quiet=True)
     sentences = ["a b a", "c d c", "e"]
     energies = {}
     for model in (place / "bert", run):
@@ -328,7 +328,7 @@ def test_complaints(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     data = recipes.read(place / "t5.toml")
     data["task"] = {"name": "language", "train": f"{place}/text.txt"}
     with pytest.raises(InputError, match="needs sources, and this task has none"):
-        unforced.train(recipes.assemble(data, {}), run=tmp_path / "none", quiet=True)
+        unforced.train(recipes.Recipe.from_data(data), run=tmp_path / "none", quiet=True)
     (place / "gpt2" / "generation_config.json").unlink()
     assert HuggingFace(path=str(place / "gpt2")).codec().symbols.eos == 2
 

@@ -15,7 +15,7 @@ from unforced.decoding.beam import Beam
 from unforced.errors import InputError
 from unforced.objectives.cross_entropy import CrossEntropy
 from unforced.objectives.label_smoothing import LabelSmoothing
-from unforced.recipes.recipe import BODY, Recipe, builtin, difference, load, merge, parse_overrides, read, resolve
+from unforced.recipes.recipe import BODY, Recipe, builtin, difference, load, merge, parse_overrides, read
 
 TINY = """
 description = "a small one"
@@ -82,7 +82,7 @@ def test_a_recipe_is_resolved(tiny: Path) -> None:
     assert [variant.changes for variant in recipe.variants] == [
         {},
         {"objective": {"name": "cross_entropy"}},
-        {"training": {"epochs": 5.0}, "decoding": {"wide": {"beam": 9}}},
+        {"training": {"epochs": 5}, "decoding": {"wide": {"beam": 9}}},
     ]
 
 
@@ -99,11 +99,13 @@ def test_single_runs(tiny: Path) -> None:
 
 
 def test_the_chosen_variant_becomes_the_recipe(tiny: Path) -> None:
-    recipe = load(tiny, variants=["plain", "long"])
-    assert recipe.objective == CrossEntropy()
-    assert recipe.baseline == "plain"
-    assert recipe.single("plain").objective == CrossEntropy()
-    assert recipe.single("long") == load(tiny).single("long")
+    recipe = load(tiny, [], "plain", 9)
+    assert (recipe.objective, recipe.baseline, recipe.seeds) == (CrossEntropy(), "plain", (9,))
+    assert recipe.single() == recipe == load(tiny).single("plain", 9)
+    some = load(tiny).only(["plain", "long"])
+    assert some.baseline == "plain"
+    assert some.single("long") == load(tiny).single("long")
+    assert load(tiny).only(["long", "smooth"]).baseline == "smooth"
 
 
 def test_overrides_win_over_variants(tiny: Path) -> None:
@@ -117,8 +119,8 @@ def test_overrides_of_a_variant_need_not_fit_the_recipe(tiny: Path) -> None:
     with pytest.raises(InputError, match=r"objective\.smoothing: no such key"):
         load(recipe, ["objective.smoothing=0.1"])
     with pytest.raises(InputError, match=r"variant plain: objective\.smoothing: no such key"):
-        load(tiny, ["objective.smoothing=0.1"])
-    assert load(tiny, ["objective.smoothing=0.1"], ["smooth"]).objective == LabelSmoothing(0.1)
+        load(tiny, ["objective.smoothing=0.1"], "plain")
+    assert load(tiny, ["objective.smoothing=0.1"], "smooth").objective == LabelSmoothing(0.1)
 
 
 @pytest.mark.parametrize(
@@ -134,14 +136,14 @@ def test_overrides_of_a_variant_need_not_fit_the_recipe(tiny: Path) -> None:
     ],
 )
 def test_overriding_an_objective(tiny: Path, words: list[str], smoothing: float) -> None:
-    assert load(tiny, words, ["smooth"]).objective == LabelSmoothing(smoothing)
+    assert load(tiny, words, "smooth").objective == LabelSmoothing(smoothing)
 
 
 def test_switching_the_class_drops_the_old_fields(tiny: Path) -> None:
     model = load(tiny, ["model=transformer"]).model
     assert type(model).__name__ == "Transformer"
     assert load(tiny, ["model.name=transformer", "model.width=16"]).model.width == 16
-    assert load(tiny, ["decoding.wide=greedy"], ["plain"]).decoding["wide"] == load(tiny).decoding["quick"]
+    assert load(tiny, ["decoding.wide=greedy"], "plain").decoding["wide"] == load(tiny).decoding["quick"]
     assert load(tiny, ["decoding.third=beam"]).decoding["third"] == Beam()
 
 
@@ -287,7 +289,7 @@ def check_round_trip(recipe: Recipe, folder: Path) -> None:
     text = recipe.to_toml()
     path = folder / "again.toml"
     path.write_text(text)
-    assert load(path) == recipe == load(recipe) == resolve(tomllib.loads(text))
+    assert load(path) == recipe == load(recipe) == Recipe.from_data(tomllib.loads(text))
     assert load(path).to_toml() == text
 
 

@@ -55,7 +55,12 @@ def show(recipe: str, /, *overrides: str, variant: str | None = None, plot: Path
     """
     from unforced.recipes import recipe as recipes
 
-    loaded = recipes.load(recipe, overrides, None if variant is None else [variant])
+    loaded = recipes.load(recipe, overrides, variant)
+    try:
+        for each in loaded.variants:
+            loaded.single(each.name)
+    except InputError as error:
+        raise InputError(f"{recipe}: {error}") from None
     if plot is None:
         print(loaded.to_toml(), end="")
         return

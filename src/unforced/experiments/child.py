@@ -13,13 +13,13 @@ from unforced.cli import warnings_as_sentences
 from unforced.errors import InputError
 from unforced.experiments.plan import Planned
 from unforced.experiments.runs import make, reason, score_run, train_run
-from unforced.recipes.recipe import resolve
+from unforced.recipes.recipe import Recipe
 
 
 def heard(line: str) -> tuple[Planned, bool]:
     """The run that ``unforced.experiments.parallel.told`` has written down, and whether to be quiet."""
     words = json.loads(line)
-    recipe = resolve(tomllib.loads(words["recipe"]))
+    recipe = Recipe.from_data(tomllib.loads(words["recipe"]))
     folder, needs = Path(words["folder"]), tuple(words["needs"])
     return Planned(words["label"], words["seed"], recipe, folder, needs), words["quiet"]
 

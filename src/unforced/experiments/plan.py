@@ -1,7 +1,7 @@
 """Which runs a comparison needs, in which order, and whether what is there fits them."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -48,9 +48,10 @@ def plan(recipes: Sequence[Recipe], root: Path) -> list[Planned]:
                 f"{recipe.name}: a recipe without a {'task' if recipe.task is None else 'model'} can't be run"
             )
         prefix = f"{recipe.name}/" if len(recipes) > 1 else ""
-        for variant in order(recipe):
+        singles = {variant.name: recipe.single(variant.name) for variant in recipe.variants}
+        for variant in order(singles):
             for seed in recipe.seeds:
-                single, folders = recipe.single(variant, seed), root / recipe.name
+                single, folders = singles[variant].single(seed=seed), root / recipe.name
                 needs = tuple(prefix + name for name in earlier.needed(single))
                 ready = earlier.placed(single, folders, seed)
                 planned.append(Planned(prefix + variant, seed, ready, folders / f"{variant}-{seed}", needs))
@@ -58,22 +59,22 @@ def plan(recipes: Sequence[Recipe], root: Path) -> list[Planned]:
     return sorted(planned, key=lambda run: seeds.index(run.seed))
 
 
-def order(recipe: Recipe) -> list[str]:
-    """The variants, each behind those it builds on; otherwise as the recipe has them."""
-    names = [variant.name for variant in recipe.variants]
-    sources = {name: earlier.needed(recipe.single(name)) for name in names}
+def order(singles: Mapping[str, Recipe]) -> list[str]:
+    """Return the names of the variants, each after those it builds on; otherwise in the recipe's order."""
+    names = list(singles)
+    sources = {name: earlier.needed(single) for name, single in singles.items()}
     for name, needs in sources.items():
         for source in needs:
             if source not in names:
                 raise InputError(
-                    f'{recipe.name}: variant {name} builds on "{source}", which is not among those to compare; {nearest(source, names)}'
+                    f'{singles[name].name}: variant {name} builds on "{source}", which is not among those to compare; {nearest(source, names)}'
                 )
     placed: list[str] = []
     while len(placed) < len(names):
         ready = [name for name in names if name not in placed and set(sources[name]) <= set(placed)]
         if not ready:
             left = " -> ".join(name for name in names if name not in placed)
-            raise InputError(f"{recipe.name}: variants build on each other in a circle: {left}")
+            raise InputError(f"{singles[names[0]].name}: variants build on each other in a circle: {left}")
         placed.append(ready[0])
     return placed
 

@@ -159,7 +159,7 @@ class Recipe:
     >>> recipe = load("g2p", ["training.keep=1"])
     >>> recipe.training.keep, recipe.baseline
     (1, 'cross_entropy')
-    >>> resolve(tomllib.loads(recipe.to_toml())) == recipe
+    >>> Recipe.from_data(tomllib.loads(recipe.to_toml())) == recipe
     True
     """
 
@@ -175,24 +175,60 @@ class Recipe:
     variants: tuple[Variant, ...]
 
     def single(self, variant: str | None = None, seed: int | None = None) -> "Recipe":
-        """One variant with one seed: what one run is made from.
+        """Return the recipe of one run: of one variant, with one seed.
 
-        Without a variant it is the recipe as it stands, called after its objective (or after its only variant, if
-        that changes nothing); without a seed the first is taken.
+        Without ``variant`` the recipe stays as it is, and the run is named after its objective (or after its only variant
+        if that changes nothing). Without ``seed`` the first one is used.
         """
-        data = self.to_data()
-        label = variant
-        if label is None:
-            only = [v.name for v in self.variants if not v.changes and len(self.variants) == 1]
-            label = only[0] if only else name_of("objectives", self.objective) or "own"
-        else:
-            data = merge(data, find_variant(self.variants, label).changes)
-        data |= {"variants": [{"name": label}], "baseline": label}
-        data["seeds"] = [self.seeds[0] if seed is None else seed]
-        return resolve(data)
+        seeds = convert(Seeds, [self.seeds[0] if seed is None else seed], "seeds")
+        if variant is not None and find_variant(self.variants, variant).changes:
+            return replace(build_variant(self.to_data(), variant), seeds=seeds)
+        only = [v.name for v in self.variants if not v.changes and len(self.variants) == 1]
+        label = variant or (only[0] if only else name_of("objectives", self.objective) or "own")
+        return replace(self, seeds=seeds, baseline=label, variants=(Variant(label),))
+
+    def only(self, names: Sequence[str]) -> "Recipe":
+        """Return the recipe with these variants alone."""
+        if not names:
+            raise InputError(f"{self.name}: variants: at least one must be chosen")
+        variants = tuple(find_variant(self.variants, name) for name in dict.fromkeys(names))
+        kept = self.baseline in {variant.name for variant in variants}
+        return replace(self, variants=variants, baseline=self.baseline if kept else variants[0].name)
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> "Recipe":
+        """Build the recipe that plain data describe; raise `InputError` with the key that is wrong."""
+        check_keys(data, KEYS)
+        parts: Data = {}
+        for key, kind in KINDS.items():
+            parts[key] = pick(Entries(kind), data[key], key) if key in data else None
+        if parts["task"] is not None and (reading := getattr(parts["model"], "reading", None)):
+            parts["task"] = reading(parts["task"])  # by the model's own tokenizer
+        training = build(Training, data.get("training", {}), "training")
+        tables = data.get("decoding", {"greedy": {"method": "greedy"}})
+        if not isinstance(tables, Mapping):
+            raise InputError(f"decoding must be a table of decoders, got {show(tables)}")
+        decoding = {
+            check_name(name, "decoding"): pick(Entries("decoders"), table, join("decoding", name), "method")
+            for name, table in tables.items()
+        }
+        variants = read_variants(data.get("variants", []))
+        variants = variants or [Variant(name_of("objectives", parts["objective"]) or "own")]
+        baseline = convert(str, data.get("baseline", ""), "baseline") or variants[0].name
+        find_variant(variants, baseline, "baseline")
+        return cls(
+            name=check_name(data.get("name", "recipe"), "name"),
+            description=convert(str, data.get("description", ""), "description"),
+            seeds=convert(Seeds, data.get("seeds", [1]), "seeds"),
+            baseline=baseline,
+            training=training,
+            decoding=decoding,
+            variants=tuple(variants),
+            **parts,
+        )
 
     def to_data(self) -> Data:
-        """The recipe as plain data with every default filled in; ``resolve`` makes an equal recipe of it."""
+        """The recipe as plain data with every default filled in; `from_data` builds an equal recipe from it."""
         data: Data = {"name": self.name, "description": self.description, "seeds": list(self.seeds)}
         data["baseline"] = self.baseline
         for key, kind in KINDS.items():
@@ -215,85 +251,59 @@ class Recipe:
         return re.sub(r"\[\n((?:    [\w.+-]+,\n)+)\]", lambda list: f"[{' '.join(list[1].split())[:-1]}]", text)
 
 
-def load(source: str | Path | Recipe, overrides: Iterable[str] = (), variants: Sequence[str] | None = None) -> Recipe:
-    """A recipe by its name, by the path of a TOML file or of a run folder, with ``key=value`` overrides.
+def load(
+    source: str | Path | Recipe, overrides: Iterable[str] = (), variant: str | None = None, seed: int | None = None
+) -> Recipe:
+    """Load a recipe by its name, from a TOML file or from a run folder: file, then ``variant``, then ``overrides``.
 
-    With ``variants`` only these are kept, and the recipe as it stands becomes the first of them.
+    The data are merged first and built once. Other variants are kept as data; `Recipe.single` builds them.
     """
     where = source.name if isinstance(source, Recipe) else str(source)
     try:
-        data = source.to_data() if isinstance(source, Recipe) else read(source)
-        return assemble(data, parse_overrides(overrides), variants)
+        changes = parse_overrides(overrides)
+        if isinstance(source, Recipe) and not changes and variant is None:
+            recipe = source
+        else:
+            data = override(source.to_data() if isinstance(source, Recipe) else read(source), changes)
+            recipe = Recipe.from_data(data) if variant is None else build_variant(data, variant)
+        check_complete(recipe)
+        return recipe if seed is None else replace(recipe, seeds=convert(Seeds, [seed], "seeds"))
     except InputError as error:
         raise InputError(f"{where}: {error}" if not str(error).startswith(where) else str(error)) from None
 
 
-def assemble(data: Data, overrides: Data, chosen: Sequence[str] | None = None) -> Recipe:
-    """Resolve file ← variant ← overrides, for the recipe as it stands and for each variant."""
-    check_keys(overrides, KEYS)
-    if "variants" in overrides:
+def override(data: Data, changes: Data) -> Data:
+    """Return the data of a recipe with ``changes``, which also win over what its variants change."""
+    check_keys(changes, KEYS)
+    if "variants" in changes:
         raise InputError("variants: a list of variants can't be given as key=value")
-    body = {key: overrides[key] for key in BODY if key in overrides}
-    data = merge(data, {key: value for key, value in overrides.items() if key not in BODY})
-    given = read_variants(data.get("variants", []))
-    if chosen is not None:
-        given = [find_variant(given, name) for name in dict.fromkeys(chosen)]
-        if not given:
-            raise InputError("variants: at least one must be chosen")
-        if data.get("baseline") not in {v.name for v in given}:
-            data = {key: value for key, value in data.items() if key != "baseline"}
-    start = merge(data, given[0].changes) if chosen is not None else data
-    base = resolve({**merge(start, body), "variants": [{"name": v.name} for v in given]})
-    check_complete(base)
-    plain = base.to_data()
-    variants = []
-    for variant in given:
-        try:
-            full = resolve({**merge(merge(data, variant.changes), body), "variants": [], "baseline": ""})
-            check_complete(full)
-        except InputError as error:
-            raise InputError(f"variant {variant.name}: {error}") from None
-        changes = difference(plain, {k: v for k, v in full.to_data().items() if k in BODY})
-        variants.append(Variant(variant.name, spell_none(changes)))
-    return replace(base, variants=tuple(variants) or base.variants)
+    old, body = ({key: value for key, value in tree.items() if key in BODY} for tree in (data, changes))
+    base = merge(data, changes)
+    if body and "variants" in data:
+        base["variants"] = [
+            {"name": v.name, **difference(base, merge(merge(old, v.changes), body))}
+            for v in read_variants(data["variants"])
+        ]
+    return base
+
+
+def build_variant(data: Data, name: str) -> Recipe:
+    """Build the recipe with the changes of one variant, which is then the only one."""
+    changes = find_variant(read_variants(data.get("variants", [])), name).changes
+    try:
+        return Recipe.from_data({**merge(data, changes), "variants": [{"name": name}], "baseline": name})
+    except InputError as error:
+        raise InputError(f"variant {name}: {error}") from None
 
 
 def check_complete(recipe: Recipe) -> None:
-    """Refuse a recipe that can't be run, as the record of a run with parts of the user's own can't."""
+    """Raise `InputError` if parts are missing, as in the recipe of a run with objects of the user's own."""
     for key, kind in KINDS.items():
         if getattr(recipe, key) is None:
             raise InputError(f"{key}: a table with a name is missing; {nearest('', Entries(kind))}")
     judge, decoders = recipe.training.validate, recipe.decoding
     if judge not in decoders:
         raise InputError(f"training.validate: there is no [decoding.{judge}]; {nearest(judge, decoders)}")
-
-
-def resolve(data: Mapping[str, Any]) -> Recipe:
-    """The recipe that plain data describe, or an ``InputError`` that says which key is wrong."""
-    check_keys(data, KEYS)
-    parts: Data = {}
-    for key, kind in KINDS.items():
-        parts[key] = pick(Entries(kind), data[key], key) if key in data else None
-    if parts["task"] is not None and (reading := getattr(parts["model"], "reading", None)):
-        parts["task"] = reading(parts["task"])  # by the model's own tokenizer
-    training = build(Training, data.get("training", {}), "training")
-    tables = data.get("decoding", {"greedy": {"method": "greedy"}})
-    if not isinstance(tables, Mapping):
-        raise InputError(f"decoding must be a table of decoders, got {show(tables)}")
-    decoding = {
-        check_name(name, "decoding"): pick(Entries("decoders"), table, join("decoding", name), "method")
-        for name, table in tables.items()
-    }
-    seeds = convert(Seeds, data.get("seeds", [1]), "seeds")
-    variants = read_variants(data.get("variants", []))
-    variants = variants or [Variant(name_of("objectives", parts["objective"]) or "own")]
-    baseline = convert(str, data.get("baseline", ""), "baseline") or variants[0].name
-    find_variant(variants, baseline, "baseline")
-    return Recipe(
-        name=check_name(data.get("name", "recipe"), "name"),
-        description=convert(str, data.get("description", ""), "description"),
-        seeds=seeds, baseline=baseline, training=training, decoding=decoding, variants=tuple(variants), **parts,
-    )  # fmt: skip
 
 
 def read_variants(tables: Any) -> list[Variant]:

@@ -10,7 +10,6 @@ from torch import nn
 
 from unforced.errors import InputError, nearest
 from unforced.protocols import Codec, FittedTask, ModelSpec, StepDecoder, Task
-from unforced.recipes import recipe as recipes
 from unforced.recipes.recipe import Recipe
 from unforced.training import checkpoints
 from unforced.training.checkpoints import fill_model
@@ -63,7 +62,7 @@ def read_recipe(folder: RunFolder) -> Recipe:
     """The recipe that a run folder keeps."""
     text = folder.recipe()
     try:
-        return recipes.resolve(tomllib.loads(text))
+        return Recipe.from_data(tomllib.loads(text))
     except (tomllib.TOMLDecodeError, InputError) as error:
         raise InputError(f"{folder.path / 'recipe.toml'}: {error}") from None
 
