@@ -150,7 +150,8 @@ def _steps(model: Any, batch: Any, rounds: int) -> list[dict]:
     import torch
 
     from unforced.energy.metropolis_hastings import MetropolisHastings, MetropolisWalk
-    from unforced.energy.samplers import Kernel, sweep
+    from unforced.energy.samplers import sweep
+    from unforced.types import Kernel
 
     say("  a step with either energy")
 

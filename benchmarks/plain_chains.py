@@ -11,9 +11,8 @@ from torch import Tensor
 
 from unforced.energy.energies import allowed, variables
 from unforced.energy.metropolis_hastings import MetropolisHastings, MetropolisWalk
-from unforced.energy.samplers import ChainState
 from unforced.ops import random_streams
-from unforced.types import Batch
+from unforced.types import Batch, ChainState
 
 
 @torch.no_grad()

@@ -25,7 +25,7 @@ class StepByStep:
 
         import torch.nn.functional as F
 
-        from unforced.protocols import stepping
+        from unforced.models.modes import stepping
         from unforced.types import Loss
 
         with stepping(model) if self.shared else nullcontext():

@@ -38,7 +38,6 @@ ROOMS = [
 BACKWARDS = {
     ("chains.sampling", "reports.traces"),
     ("chains.sampling", "cli.decode_stream"),
-    ("decoding.soft_beam", "objectives.costs"),
     ("experiments.child", "cli"),
     ("experiments.compare", "reports.tables"),
     ("experiments.compare", "reports.runs"),

@@ -5,7 +5,8 @@ import math
 import pytest
 
 from unforced.errors import InputError
-from unforced.objectives.schedules import Always, Constant, Exponential, InverseSigmoid, Linear, Rise, Schedule, at
+from unforced.objectives.schedules import Always, Constant, Exponential, InverseSigmoid, Linear, Rise, at
+from unforced.protocols import Schedule
 from unforced.recipes.fields import convert, to_plain
 from unforced.types import Progress
 

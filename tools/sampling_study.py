@@ -24,13 +24,13 @@ import torch
 from unforced.chains.chains import sweeps_from
 from unforced.chains.readers import Reader, Sentence, open_model
 from unforced.chains.results import graded
-from unforced.decoding.search import evaluating
 from unforced.energy import energies
 from unforced.energy.gibbs import Gibbs
 from unforced.energy.mask_predict import random_start, warm_start
 from unforced.energy.metropolis_hastings import MetropolisHastings
-from unforced.energy.samplers import Sampler
+from unforced.models.modes import evaluation_mode
 from unforced.ops.random_streams import generator
+from unforced.protocols import Sampler
 from unforced.reports.figures import Line, Panel, draw
 from unforced.training.run_folder import replace_json
 
@@ -110,7 +110,7 @@ def measure(reader: Reader, setting: Setting, examples: int, chains: int, start:
         found["novel"].append([number, int(info.novel.sum()) / proposed])
         if number % EVERY and number != SWEEPS:
             continue
-        with evaluating(reader.model):
+        with evaluation_mode(reader.model):
             energy = energies.energy(reader.model, batch, state.tokens, "local")
         rows = [reader.show(row[here].tolist()) for row, here in zip(state.tokens, free)]
         lines = [

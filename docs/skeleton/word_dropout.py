@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from unforced.objectives.cross_entropy import gold_scores, negative_log_likelihood
+from unforced.decoding.teacher_forcing import gold_scores
+from unforced.objectives.cross_entropy import negative_log_likelihood
 from unforced.ops import random_streams
 from unforced.options import Options, Probability
 from unforced.protocols import StepDecoder

@@ -1,8 +1,31 @@
-"""What a model must offer so that every method of the library can train, decode or sample it."""
+"""What models, objectives, decoders, samplers, metrics, tasks and codecs must offer, and what they may offer.
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+No class needs to inherit from these protocols: it has to define their members. A protocol marked *optional* names members
+that a class may define on top of its main protocol; the library asks ``isinstance(x, Protocol)`` before it uses them.
+
+| main protocol      | optional members (in the protocol of that name)                                                 |
+|--------------------|--------------------------------------------------------------------------------------------------|
+| `StepDecoder`      | `stepping` (`SupportsStepping`), `advance_at` (`SupportsAdvanceAt`)                              |
+| `MaskedModel`      | `features` (`SupportsFeatures`), `features_at` (`SupportsFeaturesAt`), `encoded`                 |
+|                    | (`SupportsEncoding`), `conditional_scores` (`SupportsConditionals`), `length_scores`             |
+|                    | (`SupportsLengths`), `log_z` (`SupportsLogZ`)                                                    |
+| `ModelSpec`        | `reading` (`SupportsReading`)                                                                    |
+| `Objective`        | `fitted` (`SupportsFitting`), `schedules` (`SupportsSchedules`), `files` (`ReadsFiles`),         |
+|                    | `refines` (`Refines`), `stepwise` (`Stepwise`)                                                   |
+| `Schedule`         | `unit` (`HasUnit`)                                                                               |
+| `Cost`             | `fitted` (`SupportsFitting`)                                                                     |
+| `Decoder`          | `reads_gold` (`ReadsGold`)                                                                       |
+| `Sampler`          | `energy` (`HasEnergy`), `forced` and `anneal` (`Annealed`)                                       |
+| `Metric`           | `doubts` (`SupportsDoubts`)                                                                      |
+| `LikelihoodMetric` | `of` (`LikelihoodOf`), `final` (`FinalOnly`)                                                     |
+| `Task`             | `remarks` (`SupportsRemarks`), `reads_text` (`ReadsText`)                                        |
+| `Codec`            | `special_ids` and `unknown_id` (`TokenizerIds`)                                                  |
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -10,200 +33,386 @@ import torch
 from torch import Tensor, nn
 
 from unforced.errors import InputError
-from unforced.types import Batch, DecoderState, Encoded, Example, Examples, Hypotheses, Loss, Progress, Sizes, Symbols
+from unforced.types import (
+    Batch,
+    DecoderState,
+    Encoded,
+    Example,
+    Examples,
+    Hypotheses,
+    Kernel,
+    Loss,
+    Progress,
+    Sizes,
+    Symbols,
+)
+
+# Models that predict the next token
 
 
 @runtime_checkable
 class StepDecoder(Protocol):
-    """A decoder that can be advanced over any number of positions, by tokens or by mixtures of tokens.
+    """A decoder that advances over any number of positions, fed with tokens or with mixtures of tokens.
 
-    ``advance`` over T positions equals T single advances; ``embed_mix(one_hot(ids))`` equals ``embed(ids)``.
-    ``advance`` and ``score`` are apart because the projection to the vocabulary is the dear part.
+    One call of ``advance`` over T positions equals T calls over one position, and ``embed_mix(one_hot(ids))`` equals
+    ``embed(ids)``. ``advance`` and ``score`` are separate because the projection to the vocabulary is the most
+    expensive operation: callers score only the positions they need. ``embed_mix`` is needed only by methods that feed
+    mixtures of tokens.
     """
 
     def start(self, batch: Batch) -> DecoderState:
-        """Encode the sources once; the state has one row for each example and has seen no input."""
+        """Encode the sources. The state has one row per example and has not read any input."""
         ...
 
     def embed(self, ids: Tensor) -> Tensor:
-        """[R,T] token ids -> [R,T,E]."""
+        """Embed token ids: [R,T] -> [R,T,E]."""
         ...
 
     def embed_mix(self, weights: Tensor) -> Tensor:
-        """[R,T,V] weights that sum to one over V -> [R,T,E], the expected embedding."""
+        """Return the expected embedding [R,T,E] under weights [R,T,V] that sum to one over V."""
         ...
 
     def advance(self, state: DecoderState, inputs: Tensor) -> tuple[Tensor, DecoderState]:
-        """[R,T,E] inputs -> [R,T,H] features for predicting the token behind each, and the state after them."""
+        """Read inputs [R,T,E]; return the features [R,T,H] that predict each next token, and the new state."""
         ...
 
     def score(self, features: Tensor) -> Tensor:
-        """[...,H] features -> [...,V] unnormalised scores."""
+        """Project features [...,H] to unnormalised scores [...,V]."""
         ...
 
 
 @runtime_checkable
+class SupportsStepping(Protocol):
+    """Optional for a `StepDecoder`: a faster mode for many single steps with gradients."""
+
+    def stepping(self) -> AbstractContextManager[None]:
+        """Enter the mode; results are the same as without, and nested use has no effect."""
+        ...
+
+
+@runtime_checkable
+class SupportsAdvanceAt(Protocol):
+    """Optional for a `StepDecoder`: features at a few positions, at less cost than `advance`."""
+
+    def advance_at(self, state: DecoderState, inputs: Tensor, where: Tensor) -> Tensor:
+        """Return the features [N,H] of ``advance`` at the N positions where the mask ``where`` [R,T] is true."""
+        ...
+
+
+# Models that predict masked tokens
+
+
+@runtime_checkable
 class MaskedModel(Protocol):
-    """A bidirectional model that scores tokens at masked positions."""
+    """A bidirectional model that scores tokens at masked positions.
+
+    R is a multiple of the batch size B: the rows of an example are adjacent.
+    """
 
     def scores(self, batch: Batch, tokens: Tensor, masked: Tensor) -> Tensor:
-        """[R,T] ids and [R,T] bool -> [R,T,V] unnormalised scores, with the masked tokens hidden."""
+        """Score tokens [R,T] with the positions ``masked`` [R,T] (bool) hidden: unnormalised scores [R,T,V]."""
+        ...
+
+
+@runtime_checkable
+class SupportsFeatures(Protocol):
+    """Optional for a `MaskedModel`: ``scores = score(features)``, so that few positions are projected."""
+
+    def features(self, batch: Batch, tokens: Tensor, masked: Tensor) -> Tensor:
+        """Return [R,T,H], what ``score`` projects to the vocabulary."""
+        ...
+
+    def score(self, features: Tensor) -> Tensor:
+        """Project features [...,H] to unnormalised scores [...,V]."""
+        ...
+
+
+@runtime_checkable
+class SupportsFeaturesAt(Protocol):
+    """Optional for a `MaskedModel`: features of some positions only."""
+
+    def features_at(self, batch: Batch, tokens: Tensor, masked: Tensor, positions: Tensor) -> Tensor:
+        """Return the features [R,P,H] at positions [R,P]."""
+        ...
+
+    def score(self, features: Tensor) -> Tensor:
+        """Project features [...,H] to unnormalised scores [...,V]."""
+        ...
+
+
+@runtime_checkable
+class SupportsEncoding(Protocol):
+    """Optional for a `MaskedModel` with sources: encode them once for many calls of ``scores``."""
+
+    def encoded(self, batch: Batch) -> Batch:
+        """Return a batch with encoded sources, which every other method of the model accepts."""
+        ...
+
+
+@runtime_checkable
+class SupportsConditionals(Protocol):
+    """Optional for a `MaskedModel`: all conditionals p(y_t | y_<t, y_>t) in one pass."""
+
+    def conditional_scores(self, batch: Batch, tokens: Tensor) -> Tensor:
+        """Score every position [R,T] as if it alone were masked: [R,T,V]."""
+        ...
+
+
+@runtime_checkable
+class SupportsLengths(Protocol):
+    """Optional for a `MaskedModel`: a distribution over output lengths."""
+
+    def length_scores(self, batch: Batch) -> Tensor | None:
+        """Score the output lengths 1, 2, … (without the end symbol): [B,longest]; None if not configured."""
+        ...
+
+
+@runtime_checkable
+class SupportsLogZ(Protocol):
+    """Optional for a `MaskedModel`: a learned log normaliser of its energy."""
+
+    def log_z(self, batch: Batch) -> Tensor:
+        """Return log Z of each example: [B]."""
         ...
 
 
 @runtime_checkable
 class ModelSpec(Protocol):
-    """A frozen dataclass whose fields are a model's hyper-parameters; the catalogue lists these."""
+    """A frozen dataclass whose fields are a model's hyper-parameters."""
 
     def build(self, sizes: Sizes) -> nn.Module:
-        """The network for data of these sizes, freshly initialised from torch's global generator.
+        """Return a new network for data of these sizes, initialised from torch's global generator.
 
-        Raises ``InputError`` where the model can't take such data (say, images into a text-only model).
+        Raise `InputError` if the model cannot read such data, for example images in a text-only model.
         """
         ...
 
 
-def stepping(model: Any) -> AbstractContextManager[None]:
-    """Around passes with gradient that go step by step: the model's own ``stepping()``, if it has such a thing.
+@runtime_checkable
+class SupportsReading(Protocol):
+    """Optional for a `ModelSpec`: the model has its own tokenizer."""
 
-    A model may offer it to save work that is the same at every step; results are the same with and without. Entered
-    within itself it changes nothing.
-    """
-    own: AbstractContextManager[None] = getattr(model, "stepping", nullcontext)()
-    return own
-
-
-def advance_at(model: Any, state: DecoderState, inputs: Tensor, where: Tensor) -> Tensor:
-    """The features [N,H] that ``advance`` finds at the N positions which ``where`` [R,T] marks, in their order.
-
-    A model may offer ``advance_at(state, inputs, where)`` to save the others' share of its last layer.
-    """
-    own = getattr(model, "advance_at", None)
-    if own is None:
-        return model.advance(state, inputs)[0][where]
-    found: Tensor = own(state, inputs, where)
-    return found
+    def reading(self, task: Any) -> "Task":
+        """Return the task with its text read by the model's tokenizer."""
+        ...
 
 
-def require(model: Any, method: str, *names: str) -> None:
-    """Raise ``InputError`` if the model lacks a function that ``method`` calls.
-
-    >>> require(object(), "scheduled_sampling", "start")
-    Traceback (most recent call last):
-    unforced.errors.InputError: scheduled_sampling needs a model with start, which object doesn't have
-    """
-    missing = [name for name in names if not callable(getattr(model, name, None))]
-    if missing:
-        masked = callable(getattr(model, "scores", None)) and "scores" not in missing
-        raise InputError(
-            f"{method} needs a model with {' and '.join(missing)}, which {type(model).__name__} doesn't have"
-            + (": it is a masked model, as masked_lm trains and mask_predict decodes them" if masked else "")
-        )
-
-
-# What a training method is: one callable from a model and a batch to a loss.
+# Objectives, schedules and costs
 
 
 @runtime_checkable
 class Objective(Protocol):
-    """A frozen dataclass; its fields are the method's hyper-parameters.
+    """A training method: a frozen dataclass whose fields are its hyper-parameters.
 
-    All randomness comes from ``rng`` (dropout apart), so that a resumed run repeats it bit for bit. The loop hands every
-    part of an update a generator in the same state: draw numbers for each example by ``unforced.ops.random_streams``, not from
-    ``rng`` itself, and micro-batches and processes add up to exactly what one big batch would give.
-
-    An objective, or a part of it, that reads files names their paths by ``files``: a run is not resumed with other content.
+    Except for dropout, all randomness comes from ``rng``. Draw random numbers per example with
+    `unforced.ops.random_streams`, not from ``rng`` itself: results then do not depend on micro-batches or processes.
     """
 
-    def __call__(self, model: Any, batch: Batch, *, progress: Progress, rng: torch.Generator) -> Loss: ...
+    def __call__(self, model: Any, batch: Batch, *, progress: Progress, rng: torch.Generator) -> Loss:
+        """Return the summed loss of a batch and the count to divide it by."""
+        ...
+
+
+@runtime_checkable
+class SupportsFitting(Protocol):
+    """Optional for an `Objective` or a `Cost`: it depends on the vocabulary or on the training data."""
+
+    def fitted(self, codec: Any, examples: Sequence[Encoded] = ()) -> Any:
+        """Return a copy for this codec and these training examples. A cost is fitted without examples."""
+        ...
+
+
+@runtime_checkable
+class SupportsSchedules(Protocol):
+    """Optional for an `Objective`: values that change during training."""
+
+    def schedules(self) -> "Mapping[str, float | Schedule]":
+        """Return the schedules by name; numbers are constants."""
+        ...
+
+
+@runtime_checkable
+class ReadsFiles(Protocol):
+    """Optional for an `Objective` or an object in one of its fields: its data files. A run cannot resume if they changed."""
+
+    @property
+    def files(self) -> Sequence[Path]: ...
+
+
+@runtime_checkable
+class Refines(Protocol):
+    """Optional for an `Objective`: whether it should start from a trained model."""
+
+    refines: bool
+
+
+@runtime_checkable
+class Stepwise(Protocol):
+    """Optional for an `Objective`: whether it runs the decoder one step at a time, which excludes gradient checkpointing."""
+
+    stepwise: bool
+
+
+@runtime_checkable
+class Schedule(Protocol):
+    """A number that depends on the progress of training."""
+
+    def __call__(self, progress: Progress) -> float: ...
+
+
+@runtime_checkable
+class HasUnit(Protocol):
+    """Optional for a `Schedule`: its unit of time."""
+
+    unit: Literal["epoch", "step", "fraction"]
+
+
+@runtime_checkable
+class Cost(Protocol):
+    """A task cost that is a sum over steps: Δ(y*, y) = Σ_t d_t(y_t)."""
+
+    def prepare(self, batch: Batch, steps: int) -> Tensor:
+        """Return what the costs of each example and step depend on: [B,steps,…]."""
+        ...
+
+    def __call__(self, now: Tensor, tokens: Tensor) -> Tensor:
+        """Return the costs [B,M] of tokens [B,M] at one step, given that step's slice [B,…] of `prepare`."""
+        ...
 
 
 def fitted(objective: Objective, codec: Any, examples: Sequence[Encoded] = ()) -> Objective:
-    """The objective, knowing the data: what its own ``fitted(codec, examples)`` gives, if it has such a thing.
+    """Fit an objective to a codec and to encoded training examples if it supports this, else return it unchanged."""
+    if not isinstance(objective, SupportsFitting):
+        return objective
+    result: Objective = objective.fitted(codec, examples)
+    return result
 
-    ``codec`` knows the vocabulary, ``examples`` are all that it is trained on.
-    """
-    own = getattr(objective, "fitted", None)
-    return objective if own is None else own(codec, examples)
 
-
-# What a decoder is: one callable from a model and a batch to hypotheses.
+# Decoders and samplers
 
 
 @runtime_checkable
 class Decoder(Protocol):
-    """A frozen dataclass whose fields are a decoder's options; the catalogue lists these.
+    """A frozen dataclass whose fields are a decoder's options."""
 
-    Evaluation hides the answers from it, unless it has a class variable ``reads_gold`` that is true.
-    """
+    def __call__(self, model: Any, batch: Batch, *, rng: torch.Generator | None = None) -> Hypotheses:
+        """Decode every example of a batch. The targets in the batch are empty unless the decoder reads them."""
+        ...
 
-    def __call__(self, model: Any, batch: Batch, *, rng: torch.Generator | None = None) -> Hypotheses: ...
+
+@runtime_checkable
+class ReadsGold(Protocol):
+    """Optional for a `Decoder`: whether it receives the targets (for analysis only)."""
+
+    reads_gold: bool
 
 
-# What a metric is: per-example statistics that add up, and a score of their sum.
+@runtime_checkable
+class Sampler(Protocol):
+    """A frozen dataclass whose fields are the options of a Markov chain over sequences."""
 
-LikelihoodRow = tuple[float, int, float, float]  # −log p(gold), tokens, Σ_t log Z_t, Σ_t (log Z_t)²
+    def kernel(self, model: Any, batch: Batch) -> Kernel:
+        """Return the kernel for a model and the examples of a batch; targets set the lengths."""
+        ...
+
+
+@runtime_checkable
+class HasEnergy(Protocol):
+    """Optional for a `Sampler`: the energy it computes, None if it does not compute any."""
+
+    energy: Any
+
+
+@runtime_checkable
+class Annealed(Protocol):
+    """Optional for a `Sampler`: its first sweeps do not have the final target."""
+
+    forced: int  # number of first sweeps in which every proposal is accepted
+    anneal: float  # by how much the temperature falls after each sweep
+
+
+# Metrics
+
+LikelihoodRow = tuple[float, int, float, float]  # −log p(target), tokens, Σ_t log Z_t, Σ_t (log Z_t)²
 
 
 @runtime_checkable
 class Metric(Protocol):
+    """A metric of outputs: statistics of each example that add up, and a score of their sum."""
+
     name: str
     higher_is_better: bool
 
     def statistics(self, outputs: Sequence[Any], answers: Sequence[Sequence[Any]]) -> np.ndarray:
-        """[N,D] float64: row i describes output i against its acceptable answers. Raises on unequal numbers."""
+        """Return [N,D] float64: row i compares output i with its references. Raise if the numbers differ."""
         ...
 
     def score(self, sums: np.ndarray) -> np.ndarray:
-        """[...,D] sums of rows -> [...] scores."""
+        """Turn sums of rows [...,D] into scores [...]."""
         ...
 
     def signature(self) -> str:
-        """How the figure was computed, for a table's foot."""
+        """Describe how the figure was computed."""
         ...
 
 
 @runtime_checkable
-class Doubting(Protocol):
-    """A metric that is not for all data."""
+class SupportsDoubts(Protocol):
+    """Optional for a `Metric`: it does not suit all data."""
 
     def doubts(self, answers: Sequence[Sequence[Any]]) -> str | None:
-        """Why these answers are little use to it, as a clause; None where all is well."""
+        """Return a clause that says why the metric does not suit these references, or None if it does."""
         ...
 
 
 @runtime_checkable
 class LikelihoodMetric(Protocol):
-    """A metric of the model and not of its outputs: it is given what the model makes of the gold answers.
-
-    A metric of masked models may have an attribute ``of`` that says what stands for −log p(gold): "exact" likelihood, which
-    is meant where there is none, or that of "masked" tokens, each given all others, by the model's softmax or by the
-    "pseudo"-conditionals of its energy. One with a true attribute ``final`` is too dear for anything but test scores.
-    """
+    """A metric of the model's likelihood of the targets, not of its outputs."""
 
     name: str
     higher_is_better: bool
 
     def likelihood_statistics(self, likelihoods: Sequence[LikelihoodRow]) -> np.ndarray:
-        """A row (−log p(gold), tokens, Σ_t log Z_t, Σ_t (log Z_t)²) for each example -> [N,D] float64.
+        """Turn the row (−log p(target), tokens, Σ_t log Z_t, Σ_t (log Z_t)²) of each example into [N,D] float64.
 
-        log Z_t is the log of the sum over the vocabulary of exp(score), with gold tokens fed.
+        log Z_t is the log of the sum over the vocabulary of exp(score), with target tokens as input.
         """
         ...
 
-    def score(self, sums: np.ndarray) -> np.ndarray: ...
+    def score(self, sums: np.ndarray) -> np.ndarray:
+        """Turn sums of rows [...,D] into scores [...]."""
+        ...
 
-    def signature(self) -> str: ...
+    def signature(self) -> str:
+        """Describe how the figure was computed."""
+        ...
 
 
-# What a task must offer: raw examples, a codec learnt from the training part, and metrics.
+@runtime_checkable
+class LikelihoodOf(Protocol):
+    """Optional for a `LikelihoodMetric` of masked models: what stands for −log p(target); "exact" by default.
+
+    "masked" sums −log p of each token given all others by the model's softmax, "pseudo" by the conditionals of its energy.
+    """
+
+    of: str
+
+
+@runtime_checkable
+class FinalOnly(Protocol):
+    """Optional for a `LikelihoodMetric`: whether it is too expensive for anything but test scores."""
+
+    final: bool
+
+
+# Tasks and codecs
 
 Split = Literal["train", "dev", "test"]
 
 
 @runtime_checkable
 class Codec(Protocol):
-    """Turns raw examples into tensors and outputs back; learnt from training data, saved as JSON with a run.
+    """The conversion between raw examples and tensors; fitted to training data and saved as JSON with a run.
 
     ``parse`` and ``show`` serve the command line: one line of standard input is one source, one line out one output.
     """
@@ -212,39 +421,60 @@ class Codec(Protocol):
     sizes: Sizes
 
     def encode(self, example: Example) -> Encoded:
-        """An example in numbers. ``example.target`` may be None (decoding): the target is then empty."""
+        """Encode an example. ``example.target`` may be None (decoding): the encoded target is then empty."""
         ...
 
-    def collate(self, encoded: Sequence[Encoded], ids: Sequence[int]) -> Batch: ...
+    def collate(self, encoded: Sequence[Encoded], ids: Sequence[int]) -> Batch:
+        """Pad encoded examples into a batch; ``ids`` are their numbers in the split."""
+        ...
 
     def decode(self, ids: Sequence[int]) -> Any:
-        """Token ids (no EOS, no padding) -> the raw output that metrics compare with references."""
+        """Turn token ids without end symbol and padding into the raw output that metrics compare."""
         ...
 
     def parse(self, line: str) -> Any:
-        """A line of text -> a raw source; raises InputError where it can't be one."""
+        """Turn a line of text into a raw source; raise `InputError` if that is impossible."""
         ...
 
     def show(self, output: Any) -> str:
-        """A raw output as one line of text."""
+        """Return a raw output as one line of text."""
         ...
 
     def token_names(self) -> tuple[str, ...]:
-        """The name of each id that a target may have, as the data spells it."""
+        """Return the name of each target id, as the data spells it; empty if unknown."""
         ...
 
-    def to_json(self) -> dict[str, Any]: ...
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data that `from_json` reads."""
+        ...
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> "Codec": ...
+    def from_json(cls, data: dict[str, Any]) -> "Codec":
+        """Return the codec that `to_json` described."""
+        ...
+
+
+@runtime_checkable
+class TokenizerIds(Protocol):
+    """Optional for a `Codec`: special tokens that a tokenizer defines."""
+
+    @property
+    def special_ids(self) -> Collection[int]:
+        """Ids that stand for no text."""
+        ...
+
+    @property
+    def unknown_id(self) -> int | None:
+        """The id of unknown words."""
+        ...
 
 
 @runtime_checkable
 class Task(Protocol):
-    """A frozen dataclass whose fields are the task's options; the catalogue lists these."""
+    """A frozen dataclass whose fields are the options of a data set."""
 
     def read(self, split: Split) -> Examples:
-        """The raw examples of a split, always in the same order."""
+        """Return the raw examples of a split, always in the same order."""
         ...
 
     def fit(self, train: Sequence[Example]) -> Codec:
@@ -252,30 +482,65 @@ class Task(Protocol):
         ...
 
     def codec(self, data: dict[str, Any]) -> Codec:
-        """The codec that ``to_json`` described."""
+        """Return the codec that ``to_json`` described."""
         ...
 
     def metrics(self) -> tuple[Metric | LikelihoodMetric, ...]:
-        """How outputs, or the model's likelihoods, are judged; development scores use the first."""
+        """Return the metrics of the task; the first selects checkpoints."""
         ...
 
 
 @runtime_checkable
-class Telling(Protocol):
-    """A task that has something to say of the scores on its data, such as what the best of all models would have."""
+class SupportsRemarks(Protocol):
+    """Optional for a `Task`: notes on the scores of its data, such as the score of the best possible model."""
 
     def remarks(self) -> tuple[str, ...]:
-        """Sentences for below a table of scores."""
+        """Return sentences to print below a table of scores."""
         ...
+
+
+@runtime_checkable
+class ReadsText(Protocol):
+    """Optional for a `Task`: whether its sources are text that a report can show."""
+
+    @property
+    def reads_text(self) -> bool: ...
 
 
 @dataclass(frozen=True)
 class FittedTask:
-    """A task together with its codec: what a trained model needs to read data and write outputs."""
+    """A task and its codec: what a trained model needs to read data and write outputs."""
 
     task: Task
     codec: Codec
 
     def batch(self, examples: Sequence[Example], ids: Sequence[int] | None = None) -> Batch:
+        """Encode raw examples and pad them into a batch."""
         numbers = list(range(len(examples))) if ids is None else list(ids)
         return self.codec.collate([self.codec.encode(example) for example in examples], numbers)
+
+
+@runtime_checkable
+class HasCodec(Protocol):
+    """Anything that carries a codec: a `FittedTask`, or a network that the library built or loaded."""
+
+    codec: Codec
+
+
+# Checks
+
+
+def require(model: Any, method: str, *names: str) -> None:
+    """Raise `InputError` if a model lacks a function that a method calls.
+
+    >>> require(object(), "scheduled_sampling", "start")
+    Traceback (most recent call last):
+    unforced.errors.InputError: scheduled_sampling needs a model with start, but object does not define it
+    """
+    missing = [name for name in names if not callable(getattr(model, name, None))]
+    if missing:
+        message = f"{method} needs a model with {' and '.join(missing)}, but {type(model).__name__} does not define "
+        message += "it" if len(missing) == 1 else "them"
+        if "scores" not in missing and isinstance(model, MaskedModel):
+            message += ": it is a masked model; train it with masked_lm and decode it with mask_predict"
+        raise InputError(message)

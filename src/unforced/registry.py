@@ -81,9 +81,9 @@ CATALOGUE: dict[str, dict[str, str]] = {
 # A field of one of these types holds any entry of the kind, picked by its ``name``.
 PROTOCOLS = {
     "unforced.protocols:Objective": "objectives",
-    "unforced.objectives.schedules:Schedule": "schedules",
-    "unforced.objectives.costs:Cost": "costs",
-    "unforced.energy.samplers:Sampler": "kernels",
+    "unforced.protocols:Schedule": "schedules",
+    "unforced.protocols:Cost": "costs",
+    "unforced.protocols:Sampler": "kernels",
 }
 
 

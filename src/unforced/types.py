@@ -4,7 +4,7 @@ Shapes use one alphabet everywhere: B batch, K beam, R rows (B·K, the K rows of
 S source, V vocabulary, E embedding, H features.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
@@ -148,6 +148,37 @@ class Hypotheses(NamedTuple):
             row = row[:n]
             out.append(row[:-1] if row and row[-1] == symbols.eos else row)
         return out
+
+
+class ChainState(NamedTuple):
+    """R Markov chains within a sweep; never updated in place."""
+
+    tokens: Tensor  # [R,T] long
+    terms: Tensor  # [R,T] what each position adds to −E
+    features: Tensor  # [R,T,H] features that score each position while it alone is masked; H is 0 if not computed
+    energy: Tensor  # [R] float64, E of the tokens
+    sweep: Tensor  # [] long, number of complete sweeps
+    place: Tensor  # [R] long, number of positions visited in this sweep
+    order: Tensor  # [R,T] long, the order of the positions in this sweep
+    keys: Tensor  # [R] long, keys of this sweep's random streams
+
+
+class ChainInfo(NamedTuple):
+    """Diagnostics of one step of R Markov chains."""
+
+    active: Tensor  # [R] bool: whether the chain took part in the step
+    accepted: Tensor  # [R] bool
+    novel: Tensor  # [R] bool: accepted, and the tokens changed
+    energy: Tensor  # [R] float64, after the step
+    log_ratio: Tensor  # [R] float64, accepted with probability min(1, exp); an upper bound if that suffices to reject
+    positions: Tensor  # [R,T] bool: the masked positions
+
+
+class Kernel(NamedTuple):
+    """A Markov chain for one model and one batch."""
+
+    init: Callable[[Tensor], ChainState]  # tokens [R,T] -> the first state
+    step: Callable[[torch.Generator, ChainState], tuple[ChainState, ChainInfo]]
 
 
 class Example(NamedTuple):

@@ -14,8 +14,8 @@ from energy_cases import all_states, free_of, target_of
 from torch import Tensor
 
 from unforced.energy import energies
-from unforced.energy.samplers import ChainState, Turn, Walk
-from unforced.types import Batch
+from unforced.energy.samplers import Turn, Walk
+from unforced.types import Batch, ChainState
 
 
 class Inconsistent(Exception):

@@ -20,9 +20,9 @@ from unforced.chains.chains import ChainFolder, run_chains, simulate
 from unforced.energy.gibbs import Gibbs
 from unforced.energy.mask_predict import random_start
 from unforced.energy.metropolis_hastings import MetropolisHastings
-from unforced.energy.samplers import Kernel
 from unforced.errors import InputError
 from unforced.training import checkpoints
+from unforced.types import Kernel
 
 SWEEPS = 9
 SAMPLERS = {

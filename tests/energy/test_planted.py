@@ -13,8 +13,8 @@ from torch import Tensor
 from unforced.energy import MetropolisHastings
 from unforced.energy.energies import Found
 from unforced.energy.metropolis_hastings import MetropolisWalk
-from unforced.energy.samplers import ChainState, Proposed, Turn
-from unforced.types import Batch
+from unforced.energy.samplers import Proposed, Turn
+from unforced.types import Batch, ChainState
 
 
 class NoProposalRatio(MetropolisWalk):

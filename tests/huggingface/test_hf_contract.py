@@ -9,9 +9,10 @@ import torch.nn.functional as F
 from hf_cases import DECODERS, V, batch_for, collated, features, leaves
 
 from unforced.huggingface.wrap import wrap
+from unforced.models.modes import stepping
 from unforced.objectives.cross_entropy import CrossEntropy
 from unforced.ops import state_rows
-from unforced.protocols import StepDecoder, stepping
+from unforced.protocols import StepDecoder
 from unforced.types import Batch, Progress
 
 pytestmark = pytest.mark.parametrize("name", DECODERS)

@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 from model_cases import CASES, Case, batch_for, features, leaves, untouched
 
+from unforced.decoding.teacher_forcing import advance_at
 from unforced.objectives.cross_entropy import CrossEntropy
 from unforced.ops import state_rows
-from unforced.protocols import ModelSpec, StepDecoder, advance_at
+from unforced.protocols import ModelSpec, StepDecoder
 from unforced.types import Batch, Progress
 
 pytestmark = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())

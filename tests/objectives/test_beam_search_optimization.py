@@ -14,9 +14,10 @@ from unforced.models.lstm import LSTM
 from unforced.models.toy import Toy
 from unforced.models.transformer import Causal, Transformer
 from unforced.objectives.beam_search_optimization import BeamSearchOptimization, violations
-from unforced.objectives.costs import Cost, Hamming, Table, Weighted, WeightedHamming
+from unforced.objectives.costs import Hamming, Table, Weighted, WeightedHamming
 from unforced.objectives.cross_entropy import CrossEntropy
 from unforced.objectives.schedules import Constant, Linear
+from unforced.protocols import Cost
 from unforced.types import Batch, Loss, Progress, Sizes, Symbols
 
 ENDED = Symbols(pad=0, bos=1, eos=2, banned=(0, 1))
@@ -424,7 +425,7 @@ class NoScore:
 
 def test_a_model_that_lacks_something_is_told_what() -> None:
     with pytest.raises(
-        InputError, match="beam_search_optimization needs a model with score, which NoScore doesn't have"
+        InputError, match="beam_search_optimization needs a model with score, but NoScore does not define it"
     ):
         loss_of(BeamSearchOptimization(), NoScore(), make_batch())
 

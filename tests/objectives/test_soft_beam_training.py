@@ -340,7 +340,7 @@ def test_a_model_without_mixtures_is_named():
         def advance(self, state, inputs): ...
         def score(self, features): ...
 
-    with pytest.raises(InputError, match="soft_beam needs a model with embed_mix, which NoMixing doesn't have"):
+    with pytest.raises(InputError, match="soft_beam needs a model with embed_mix, but NoMixing does not define it"):
         loss_of(SoftBeam(), NoMixing(), reversing(1, 0))
 
 

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unforced.errors import InputError, nearest
-from unforced.objectives.schedules import Always, Constant, Linear, Schedule
+from unforced.objectives.schedules import Always, Constant, Linear
 from unforced.options import Count, Options, Probability
+from unforced.protocols import Schedule
 from unforced.recipes.fields import build, to_mapping
 from unforced.recipes.listing import describe
 

@@ -16,8 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from unforced.decoding.teacher_forcing import gold_scores
 from unforced.errors import InputError
-from unforced.objectives.cross_entropy import CrossEntropy, gold_scores
+from unforced.objectives.cross_entropy import CrossEntropy
 from unforced.ops import random_streams
 from unforced.protocols import FittedTask
 from unforced.training.options import Training

@@ -20,13 +20,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from unforced.energy.samplers import ChainState, Kernel, SweepInfo, sweep
+from unforced.energy.samplers import SweepInfo, sweep
 from unforced.errors import InputError
 from unforced.ops.random_streams import generator
 from unforced.training import checkpoints
 from unforced.training.checkpoints import Checkpoint, step_name
 from unforced.training.distributed import catch_signals
 from unforced.training.run_folder import LineLog, RunFolder, differences, read_json, read_lines, replace_json
+from unforced.types import ChainState, Kernel
 
 KEPT = 2  # checkpoints
 

@@ -21,12 +21,12 @@ from unforced.energy import energies
 from unforced.energy.diagnostics import diagnose
 from unforced.energy.energies import Kind
 from unforced.energy.mask_predict import random_start, warm_start
-from unforced.energy.samplers import Sampler, SweepInfo
+from unforced.energy.samplers import SweepInfo
 from unforced.energy.scoring import Masking, token_scores
 from unforced.errors import InputError
 from unforced.ops.random_streams import generator
 from unforced.options import Count, Natural, Options
-from unforced.protocols import Split
+from unforced.protocols import Sampler, Split
 from unforced.reports.traces import PICTURE, plot_traces
 from unforced.training.progress import Display
 from unforced.types import Batch

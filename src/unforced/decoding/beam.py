@@ -6,18 +6,9 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from unforced.decoding.search import (
-    Constraints,
-    HardMove,
-    Record,
-    Selection,
-    check_lengths,
-    evaluating,
-    hypotheses,
-    limits,
-    search,
-)
+from unforced.decoding.search import Constraints, HardMove, Record, Selection, check_lengths, hypotheses, limits, search
 from unforced.errors import InputError
+from unforced.models.modes import evaluation_mode
 from unforced.ops.topk import top, top_continuations
 from unforced.options import Count, Natural, Options
 from unforced.protocols import StepDecoder
@@ -198,7 +189,7 @@ class Beam(Options):
     def __call__(self, model: StepDecoder, batch: Batch, *, rng: torch.Generator | None = None) -> Hypotheses:
         constraints = Constraints.of(batch, self.min_length, self.scores)
         steps = limits(batch, self.min_length, self.max_length)
-        with evaluating(model):
+        with evaluation_mode(model):
             if self.finished == "pool":
                 pool = Pool(constraints, self.beam, self.length_penalty, self.early_stopping)
                 found = search(model, batch, pool, steps)

@@ -6,8 +6,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from unforced.decoding.search import Constraints, check_lengths, evaluating, limits
+from unforced.decoding.search import Constraints, check_lengths, limits
 from unforced.errors import InputError
+from unforced.models.modes import evaluation_mode
 from unforced.ops import state_rows
 from unforced.protocols import StepDecoder
 from unforced.types import Batch, Hypotheses
@@ -47,7 +48,7 @@ def enumerate_sequences(
     prefixes = batch.gold.new_full((1, 1), batch.symbols.bos)  # [n,1+t]: all that have not ended
     log_probs = torch.zeros(1, device=prefixes.device)
     ended: list[tuple[Tensor, Tensor]] = []  # of each length
-    with evaluating(model):
+    with evaluation_mode(model):
         state = model.start(batch)
         for t in range(steps):
             features, state = model.advance(state, model.embed(prefixes[:, -1:]))

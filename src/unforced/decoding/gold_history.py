@@ -6,8 +6,9 @@ from typing import ClassVar
 import torch
 
 from unforced.decoding.greedy import argmax
-from unforced.decoding.search import Constraints, evaluating
+from unforced.decoding.search import Constraints
 from unforced.errors import InputError
+from unforced.models.modes import evaluation_mode
 from unforced.options import Options
 from unforced.protocols import StepDecoder, require
 from unforced.types import Batch, Hypotheses
@@ -39,7 +40,7 @@ class GoldHistory(Options):
         pad, end = batch.symbols.pad, batch.symbols.eos
         tokens = torch.full_like(batch.gold, pad)
         log_probs = torch.zeros(tokens.shape, device=tokens.device)
-        with evaluating(model):
+        with evaluation_mode(model):
             features, _ = model.advance(model.start(batch), model.embed(batch.prefix))
             scores = model.score(features[batch.mask])  # [N,V]
             token_scores = Constraints.of(batch).token_scores(0, scores)

@@ -17,11 +17,11 @@ from unforced.decoding.search import (
     Record,
     Selection,
     check_lengths,
-    evaluating,
     hypotheses,
     limits,
     search,
 )
+from unforced.models.modes import evaluation_mode
 from unforced.ops.topk import top_continuations
 from unforced.options import Count, Natural, Options
 from unforced.protocols import StepDecoder
@@ -82,7 +82,7 @@ class Greedy(Options):
         check_lengths(self.min_length, self.max_length)
 
     def __call__(self, model: StepDecoder, batch: Batch, *, rng: torch.Generator | None = None) -> Hypotheses:
-        with evaluating(model):
+        with evaluation_mode(model):
             selector = OneToken(Constraints.of(batch, self.min_length), argmax)
             found = search(model, batch, selector, limits(batch, self.min_length, self.max_length))
             return singles(found, batch)

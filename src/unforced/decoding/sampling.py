@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from unforced.decoding.greedy import OneToken, singles
-from unforced.decoding.search import Constraints, check_lengths, evaluating, limits, search
+from unforced.decoding.search import Constraints, check_lengths, limits, search
 from unforced.errors import InputError
+from unforced.models.modes import evaluation_mode
 from unforced.ops import random_streams
 from unforced.ops.topk import top
 from unforced.options import Count, Natural, Options, Positive, PositiveFraction
@@ -47,7 +48,7 @@ class Sample(Options):
     def __call__(self, model: StepDecoder, batch: Batch, *, rng: torch.Generator | None = None) -> Hypotheses:
         if rng is None:
             raise InputError("sampling needs a random generator: pass rng=torch.Generator().manual_seed(…)")
-        with evaluating(model):
+        with evaluation_mode(model):
             selector = OneToken(Constraints.of(batch, self.min_length), self.pick, self.keys(batch, rng))
             steps = limits(batch, self.min_length, self.max_length)
             return best_first(singles(search(model, batch, selector, steps, copies=self.samples), batch))

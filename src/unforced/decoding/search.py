@@ -6,8 +6,7 @@ output that has not ended by then is returned as it stands, without an end symbo
 outputs add up to one.) They are ``min_new_tokens`` and ``max_new_tokens`` of Hugging Face's ``generate``.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -16,9 +15,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from unforced.errors import InputError
+from unforced.models.modes import no_dropout, stepping
 from unforced.ops import state_rows
 from unforced.ops.masks import widened
-from unforced.protocols import StepDecoder, require, stepping
+from unforced.protocols import StepDecoder, require
 from unforced.types import Batch, DecoderState, Hypotheses, Symbols, Tree
 
 UNKNOWN_LENGTH = 256  # the limit where neither the task nor a source of tokens suggests one
@@ -235,7 +235,7 @@ def search(
         state = DecoderState(None, None)
     state = state_rows.repeat(model.start(batch) if state is None else state, copies)
     running, t, width, nearest = limits > 0, 0, 1, 0
-    calm = not getattr(model, "training", True)  # steps that are made again are made in the same mode
+    calm = isinstance(model, nn.Module) and not model.training  # steps that are made again are made in the same mode
     kept = 0 if stretch is None or not examples else int(limits.max()) - ENDING * stretch  # steps from it on
     while True:
         if not examples or not running.all():  # examples leave the batch
@@ -296,7 +296,7 @@ def _steps(
     calm: bool,
 ) -> tuple[DecoderState, Any, Move]:
     """A stretch of steps, nobody's last but the last; made again, it is outside of the pass it was made in."""
-    with undropped(model) if calm else nullcontext(), stepping(model):
+    with no_dropout(model) if calm else nullcontext(), stepping(model):
         for t in times:
             state, (memory, move, _, _) = step(model, selector, t, width, state, move, memory, None)
     return state, memory, move
@@ -367,45 +367,3 @@ def hypotheses(
     if found.copies == 1:
         return flat
     return Hypotheses(*(leaf.unflatten(0, (-1, found.copies)).squeeze(2) for leaf in flat))
-
-
-@contextmanager
-def undropped(model: Any) -> Iterator[None]:
-    """With dropout off and gradients on; every module's mode is as before when it ends.
-
-    Recurrent modules stay in training mode, which their gradients need on some devices, with their own dropout at 0.
-    """
-    modules = list(model.modules()) if isinstance(model, nn.Module) else []
-    training = [module for module in modules if module.training]
-    recurrent = [(module, module.dropout) for module in training if isinstance(module, nn.RNNBase)]
-    try:
-        for module in training:
-            module.training = isinstance(module, nn.RNNBase)
-        for module, _ in recurrent:
-            module.dropout = 0.0
-        yield
-    finally:
-        for module in training:
-            module.training = True
-        for module, share in recurrent:
-            module.dropout = share
-
-
-@contextmanager
-def evaluating(model: Any) -> Iterator[None]:
-    """Without gradients and with dropout off; every module's mode is as before when it ends.
-
-    Casts that autocast cached meanwhile know no gradient, so they are forgotten (pytorch#112583). Plain ``no_grad``
-    is used, so that outputs can be trained on.
-    """
-    modules = list(model.modules()) if isinstance(model, nn.Module) else []
-    training = [module for module in modules if module.training]
-    try:
-        if training:
-            model.eval()
-        with torch.no_grad():
-            yield
-    finally:
-        for module in training:
-            module.training = True
-        torch.clear_autocast_cache()

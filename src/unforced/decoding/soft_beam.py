@@ -18,25 +18,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unforced.decoding.search import (
-    Constraints,
-    Found,
-    Record,
-    Selection,
-    check_lengths,
-    evaluating,
-    hypotheses,
-    limits,
-    search,
-)
+from unforced.decoding.search import Constraints, Found, Record, Selection, check_lengths, hypotheses, limits, search
 from unforced.errors import InputError
-from unforced.objectives.costs import Cost
+from unforced.models.modes import evaluation_mode
 from unforced.ops import state_rows
 from unforced.ops.masks import FLOOR, full_precision, widened
 from unforced.ops.relaxations import around, checked_alpha
 from unforced.ops.topk import top_continuations
 from unforced.options import Count, Fraction, Natural, Options, Positive
-from unforced.protocols import StepDecoder, require
+from unforced.protocols import Cost, StepDecoder, require
 from unforced.types import Batch, DecoderState, Hypotheses, Symbols
 
 SHARE = 4  # from a quarter of all continuations on, all are weighed
@@ -420,7 +410,7 @@ class SoftBeam(Options):
         constraints = Constraints.of(batch, self.min_length, self.scores)
         alpha = checked_alpha(self.alpha)
         selector = SoftTop(constraints, self.beam, alpha, self.keep, self.tolerance, tracing=True)
-        with evaluating(model):
+        with evaluation_mode(model):
             found = search(model, batch, selector, limits(batch, self.min_length, self.max_length))
             return read_back(found, batch)
 

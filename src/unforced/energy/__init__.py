@@ -22,7 +22,9 @@ from unforced.energy.energies import allowed, canvas, energy, terms, variables
 from unforced.energy.gibbs import Gibbs
 from unforced.energy.mask_predict import MaskPredict, random_start, warm_start
 from unforced.energy.metropolis_hastings import MetropolisHastings
-from unforced.energy.samplers import ChainInfo, ChainState, Kernel, Sampler, SweepInfo, sweep
+from unforced.energy.samplers import SweepInfo, sweep
+from unforced.protocols import Sampler
+from unforced.types import ChainInfo, ChainState, Kernel
 
 __all__ = [
     "Chain",

@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 from unforced.decoding.sampling import best_first
-from unforced.decoding.search import evaluating
 from unforced.energy import energies
 from unforced.energy.mask_predict import guessed_lengths, random_start, warm_start
 from unforced.energy.metropolis_hastings import MetropolisHastings
-from unforced.energy.samplers import Sampler, sweep
+from unforced.energy.samplers import sweep
 from unforced.errors import InputError
+from unforced.models.modes import evaluation_mode
 from unforced.options import Count, Options
-from unforced.protocols import require
+from unforced.protocols import Sampler, require
 from unforced.types import Batch, Hypotheses
 
 Start = Literal["greedy", "random"]
@@ -49,7 +49,7 @@ class Chain(Options):
         require(model, "chain", "scores")
         if rng is None:
             raise InputError("sampling needs a random generator: pass rng=torch.Generator().manual_seed(…)")
-        with evaluating(model):
+        with evaluation_mode(model):
             batch = energies.prepare(model, batch)
             lengths = guessed_lengths(model, batch, "chain").squeeze(1)
             room = energies.canvas(batch, lengths)

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from unforced.energy import energies
 from unforced.energy.energies import Found, Kind
-from unforced.energy.samplers import ChainInfo, ChainState, Kernel, Proposals, Turn, Walk
-from unforced.types import Batch
+from unforced.energy.samplers import Proposals, Turn, Walk
+from unforced.types import Batch, ChainInfo, ChainState, Kernel
 
 
 @dataclass(frozen=True, kw_only=True)

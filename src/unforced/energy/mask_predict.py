@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from unforced.decoding.search import evaluating
 from unforced.energy import energies
 from unforced.energy.energies import ROWS
 from unforced.errors import InputError
+from unforced.models.modes import evaluation_mode
 from unforced.ops import random_streams
 from unforced.ops.masks import widened
 from unforced.options import Count, Options
@@ -69,7 +69,7 @@ def _fill(model: Any, batch: Batch, iterations: int) -> Filled:
 
 def warm_start(model: Any, batch: Batch, chains: int = 1, rows: int = ROWS) -> Tensor:
     """The most probable token at every position while all are masked (Goyal 2021, Algorithm 4, line 3): [B·chains,T]."""
-    with evaluating(model):
+    with evaluation_mode(model):
         return fill(model, batch, 1, rows).tokens.repeat_interleave(chains, dim=0)
 
 
@@ -113,7 +113,7 @@ class MaskPredict(Options):
 
     def __call__(self, model: Any, batch: Batch, *, rng: torch.Generator | None = None) -> Hypotheses:
         require(model, "mask_predict", "scores")
-        with evaluating(model):
+        with evaluation_mode(model):
             batch = energies.prepare(model, batch)
             lengths = guessed_lengths(model, batch, "mask_predict", self.lengths)  # [B,N]
             room = energies.canvas(energies.expand(batch, lengths.shape[1]), lengths.flatten())

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from unforced.energy import energies
 from unforced.energy.energies import Found, Kind
-from unforced.energy.samplers import ChainInfo, ChainState, Kernel, Proposals, Proposed, Turn, Walk, energy_of
+from unforced.energy.samplers import Proposals, Proposed, Turn, Walk, energy_of
 from unforced.errors import InputError
 from unforced.options import Natural, NonNegative, Positive
-from unforced.types import Batch
+from unforced.types import Batch, ChainInfo, ChainState, Kernel
 
 LOWEST = 0.05  # temperature at which annealing ends, as a rule
 

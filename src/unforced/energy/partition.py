@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from unforced.decoding.search import evaluating
 from unforced.energy import energies
 from unforced.energy.energies import Kind
 from unforced.energy.factored import CELLS, factored_energies, factored_log_z, shares_contexts
 from unforced.energy.spaces import Running, Space, allowed_ids, groups, key_of, spaces
 from unforced.errors import InputError
+from unforced.models.modes import evaluation_mode
 from unforced.options import check_value
 from unforced.types import Batch
 
@@ -129,7 +129,7 @@ class Partition:
         T is the number of variables. Without ``lengths`` the length is taken as given; a task whose outputs are all of one
         length needs none, others may use ``length_log_probs`` of the training data.
         """
-        with evaluating(self.model):
+        with evaluation_mode(self.model):
             energy = energies.energy(self.model, batch, batch.gold, self.kind, self.rows).double()
         found = energy + self(batch)
         if lengths is None:
@@ -147,7 +147,7 @@ class Partition:
         return self.known[key]
 
     def _summed(self, one: Batch, space: Space, ids: Tensor) -> float:
-        with evaluating(self.model):
+        with evaluation_mode(self.model):
             if shares_contexts(self.model, one):
                 return factored_log_z(self.model, space, ids, self.kind, self.cells)
             _check_size(space, self.most)

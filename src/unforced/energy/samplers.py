@@ -11,63 +11,22 @@ chain are functions of one seed for each sweep, of its example and of its number
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from unforced.decoding.search import evaluating
 from unforced.energy import energies
 from unforced.energy.energies import ROWS, Found
 from unforced.errors import InputError
+from unforced.models.modes import evaluation_mode
 from unforced.ops import random_streams
 from unforced.ops.masks import widened
 from unforced.options import Count, Options, Positive, PositiveFraction
 from unforced.protocols import require
-from unforced.types import Batch
-
-
-class ChainState(NamedTuple):
-    """R chains, somewhere in a sweep; never updated in place."""
-
-    tokens: Tensor  # [R,T] long
-    terms: Tensor  # [R,T] what each position adds to −E
-    features: Tensor  # [R,T,H] what the model scores each position from while it alone is masked; H is 0 if not known
-    energy: Tensor  # [R] float64, E of the tokens
-    sweep: Tensor  # [] long, sweeps made
-    place: Tensor  # [R] long, variables visited in this sweep
-    order: Tensor  # [R,T] long, the positions as this sweep visits them
-    keys: Tensor  # [R] long, where the random numbers of this sweep start
-
-
-class ChainInfo(NamedTuple):
-    """What a step did."""
-
-    active: Tensor  # [R] bool: whether the chain had a turn
-    accepted: Tensor  # [R] bool
-    novel: Tensor  # [R] bool: accepted, and another sequence than before
-    energy: Tensor  # [R] float64, afterwards
-    log_ratio: (
-        Tensor  # [R] float64: accepted with probability min(1, exp); an upper bound where that was enough to reject
-    )
-    positions: Tensor  # [R,T] bool: what was masked
-
-
-class Kernel(NamedTuple):
-    """A sampler of one model and one batch."""
-
-    init: Callable[[Tensor], ChainState]
-    step: Callable[[torch.Generator, ChainState], tuple[ChainState, ChainInfo]]
-
-
-class Sampler(Protocol):
-    """What makes a kernel of a model and a batch; the catalogue lists these."""
-
-    def kernel(self, model: Any, batch: Batch) -> Kernel:
-        """The sampler for a model and the examples of a batch, whose lengths are those of its gold."""
-        ...
+from unforced.types import Batch, ChainInfo, ChainState, Kernel
 
 
 class SweepInfo(NamedTuple):
@@ -116,7 +75,7 @@ class Walk(ABC):
     def __init__(self, moves: "Proposals", model: Any, batch: Batch) -> None:
         require(model, type(moves).__name__, "scores")
         self.moves, self.model = moves, model
-        with evaluating(model):
+        with evaluation_mode(model):
             self.batch = energies.prepare(model, batch)
         self.free = energies.variables(batch)  # [B,T]
 
@@ -139,7 +98,7 @@ class Walk(ABC):
         special = torch.tensor(energies.special(self.batch.symbols), dtype=torch.long, device=tokens.device)
         if bool((torch.isin(tokens, special) & free).any()):
             raise InputError("chains can't start from special tokens: give every variable a token of its own")
-        with evaluating(self.model):
+        with evaluation_mode(self.model):
             terms, features = self.measure(tokens)
         rows = torch.zeros(len(tokens), dtype=torch.long, device=tokens.device)
         order = torch.arange(tokens.shape[1], device=tokens.device).repeat(len(tokens), 1)
@@ -174,7 +133,7 @@ class Walk(ABC):
 
     def take(self, state: ChainState, turn: Turn) -> tuple[ChainState, ChainInfo]:
         """Take a turn: a function of the state and of the turn's random numbers alone."""
-        with evaluating(self.model):
+        with evaluation_mode(self.model):
             if len(turn.rows):
                 state, info = self.move(state, turn)
             else:

@@ -23,9 +23,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from unforced.decoding.search import evaluating
 from unforced.energy import energies
 from unforced.errors import InputError
+from unforced.models.modes import evaluation_mode
 from unforced.ops.masks import widened
 from unforced.options import check_value
 from unforced.protocols import require
@@ -70,7 +70,7 @@ def token_scores(
     check_value("over", Over, over)
     free = energies.variables(batch)
     together = blocks(free, words, masking)
-    with evaluating(model):
+    with evaluation_mode(model):
         batch = energies.prepare(model, batch)
 
         def measure(scores: Tensor, gold: Tensor) -> Tensor:
@@ -101,7 +101,7 @@ def pseudo_log_likelihood(
     check_value("over", Over, over)
     free = energies.variables(batch)
     together = blocks(free, words, masking)
-    with evaluating(model):
+    with evaluation_mode(model):
         batch = energies.prepare(model, batch)
         return _collect(model, batch, free, together, _log_probs(over, batch), 1, tokens).squeeze(2)
 

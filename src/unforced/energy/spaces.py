@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from unforced.decoding.search import evaluating
 from unforced.energy import energies
 from unforced.errors import InputError
+from unforced.models.modes import evaluation_mode
 from unforced.types import Batch
 
 
@@ -58,7 +58,7 @@ def spaces(batch: Batch, ids: Tensor) -> list[Space]:
 def allowed_ids(model: Any, batch: Batch) -> Tensor:
     """The tokens that a variable may take, of those that the model scores: [A], ascending."""
     one = batch.select(torch.zeros(1, dtype=torch.long, device=batch.gold.device))
-    with evaluating(model):
+    with evaluation_mode(model):
         size = int(model.scores(one, one.gold, torch.zeros_like(one.mask)).shape[-1])
     ids = energies.allowed(batch.symbols, size, batch.gold.device).nonzero().squeeze(1)
     if not len(ids):

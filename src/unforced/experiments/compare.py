@@ -15,7 +15,7 @@ from unforced.experiments.plan import Planned, check_data, check_files, check_fo
 from unforced.experiments.runs import Outcome, Score, Train, made, make, reason, score_run, train_run
 from unforced.experiments.statistics import judge
 from unforced.experiments.summary import summarize
-from unforced.protocols import Telling
+from unforced.protocols import SupportsRemarks
 from unforced.recipes.recipe import Recipe
 from unforced.reports.page import write_report
 from unforced.reports.runs import Run, read_run
@@ -176,7 +176,9 @@ class Record:
             for needs, labels in built.items()
         ]
         tasks = [run.recipe.task for run in self.planned]
-        notes += dict.fromkeys(remark for task in tasks if isinstance(task, Telling) for remark in task.remarks())
+        notes += dict.fromkeys(
+            remark for task in tasks if isinstance(task, SupportsRemarks) for remark in task.remarks()
+        )
         return replace(summary, notes=tuple(notes))
 
     def write(self, comparison: Comparison) -> Path:

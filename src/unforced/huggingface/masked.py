@@ -9,6 +9,7 @@ from unforced.errors import InputError
 from unforced.huggingface import probe
 from unforced.huggingface.decoder import WrappedModel
 from unforced.huggingface.parts import arguments, named, scores_of, within_positions
+from unforced.models.modes import evaluation_mode
 from unforced.types import Batch, Symbols
 
 
@@ -108,23 +109,18 @@ def split(model: WrappedMasked) -> WrappedMasked:
     return apart if _agrees(apart) else model
 
 
-@torch.no_grad()
 def _agrees(apart: SplitMasked) -> bool:
     """Whether features and their scores are what the model itself gives."""
     free = [i for i in range(apart.tokens or 0) if i not in apart.symbols.banned][:3]
     ids = torch.tensor([[*free[:1], *free]], device=next(apart.parameters()).device)
     nothing = torch.zeros_like(ids, dtype=torch.bool)
     batch = Batch.of_gold(ids, ~nothing, apart.symbols)
-    training = [module for module in apart.modules() if module.training]
-    apart.eval()
     try:
-        whole = apart.scores(batch, ids, nothing)
-        parts = apart.score(apart.features(batch, ids, nothing))
+        with evaluation_mode(apart):
+            whole = apart.scores(batch, ids, nothing)
+            parts = apart.score(apart.features(batch, ids, nothing))
     except (TypeError, AttributeError, ValueError, RuntimeError, IndexError):
         return False
-    finally:
-        for module in training:
-            module.training = True
     if parts.shape != whole.shape:
         return False
     near = NEAR * torch.finfo(whole.dtype).eps * float(whole.abs().max())

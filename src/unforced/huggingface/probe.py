@@ -11,6 +11,7 @@ from torch import Tensor
 from unforced.errors import InputError
 from unforced.huggingface.decoder import Shared, WrappedCausal
 from unforced.huggingface.parts import Output, in_short, named
+from unforced.models.modes import evaluation_mode
 from unforced.types import DecoderState
 
 TOKENS = 5
@@ -105,15 +106,10 @@ def _agree(wrapped: Any, found: Tensor, expected: Tensor, ability: str) -> None:
 @contextmanager
 def _quietly(wrapped: Any) -> Iterator[None]:
     """Without gradients, dropout and traces; what fails is an ``InputError``."""
-    training = [module for module in wrapped.modules() if module.training]
     try:
-        wrapped.eval()
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with evaluation_mode(wrapped), torch.random.fork_rng(devices=[]):
             yield
     except (TypeError, ValueError, AttributeError, LookupError, RuntimeError) as error:
         raise InputError(
             f"{named(wrapped.model)} can't be wrapped: a trial run failed ({type(error).__name__}: {in_short(error)})"
         ) from error
-    finally:
-        for module in training:
-            module.training = True

@@ -9,15 +9,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from unforced.decoding.search import Constraints, Found, HardMove, Record, Selection, follow, search
-from unforced.objectives.costs import Cost, Hamming, fitted_cost, gold_steps
-from unforced.objectives.cross_entropy import gold_scores, token_metrics
-from unforced.objectives.feeding import asking
-from unforced.objectives.schedules import Schedule, at, check_ends
-from unforced.ops import state_rows
+from unforced.decoding.teacher_forcing import gold_scores, output_features
+from unforced.models.modes import evaluation_mode
+from unforced.objectives.costs import Hamming, fitted_cost, gold_steps
+from unforced.objectives.cross_entropy import token_metrics
+from unforced.objectives.schedules import at, check_ends
 from unforced.ops.masks import widened
 from unforced.ops.topk import top, top_continuations
 from unforced.options import AtLeast, Count, Natural, NonNegative, Options
-from unforced.protocols import StepDecoder, require
+from unforced.protocols import Cost, Schedule, StepDecoder, require
 from unforced.types import Batch, DecoderState, Loss, Progress
 
 Width = Annotated[float, AtLeast(1)]  # of a beam, rounded down
@@ -236,7 +236,7 @@ class BeamSearchOptimization(Options):
             self.cost.prepare(batch, steps),
         )
         limits = torch.where(lengths > 0, lengths + beyond, 0)
-        with asking(model, self.dropout):
+        with evaluation_mode(model, dropout=self.dropout):
             return search(model, batch, selector, limits, state=state)
 
     def hinges(
@@ -274,9 +274,7 @@ class BeamSearchOptimization(Options):
             return torch.zeros(len(tokens), device=tokens.device)
         size = int(wanted.any(dim=0).nonzero().max()) + 1
         examples, tokens_, wanted = examples[some], tokens[some, :size], wanted[some, :size]
-        prefix = torch.cat([batch.prefix[examples, :1], tokens_[:, :-1]], dim=1)
-        features, _ = model.advance(state_rows.keep(state, examples), model.embed(prefix))
-        scores = model.score(features[wanted])
+        scores = model.score(output_features(model, batch, state, tokens_, wanted, examples))
         everything = torch.arange(len(scores), device=scores.device)
         found = of_tokens(scores, everything, tokens_[wanted], self.scores)
         return found.new_zeros(len(tokens)).index_add(0, some[wanted.nonzero()[:, 0]], found)

@@ -6,7 +6,7 @@ Behind the end of the gold every token but padding costs one.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,26 +14,13 @@ from torch import Tensor
 
 from unforced.errors import InputError
 from unforced.options import NonEmptyStr, NonNegative, Options
+from unforced.protocols import Cost, SupportsFitting
 from unforced.types import Batch
-
-
-@runtime_checkable
-class Cost(Protocol):
-    """What tokens cost. A cost that names tokens has a method ``fitted(codec)``, which gives one that knows their ids."""
-
-    def prepare(self, batch: Batch, steps: int) -> Tensor:
-        """[B,steps,…]: what the costs of each example and step depend on."""
-        ...
-
-    def __call__(self, now: Tensor, tokens: Tensor) -> Tensor:
-        """One step's part of that, [B,…], and tokens [B,M] -> their costs [B,M]."""
-        ...
 
 
 def fitted_cost(cost: Cost, codec: Any) -> Cost:
     """The cost, knowing the ids of the tokens it names: what its own ``fitted(codec)`` gives, if it has such a thing."""
-    own = getattr(cost, "fitted", None)
-    return cost if own is None else own(codec)
+    return cost.fitted(codec) if isinstance(cost, SupportsFitting) else cost
 
 
 def gold_steps(batch: Batch, steps: int) -> Tensor:

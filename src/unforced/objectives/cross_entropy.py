@@ -6,21 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from unforced.decoding.teacher_forcing import gold_scores
 from unforced.ops.masks import widened
 from unforced.options import Options
-from unforced.protocols import StepDecoder, require
-from unforced.types import Batch, DecoderState, Loss, Progress
-
-
-def gold_scores(model: StepDecoder, batch: Batch, state: DecoderState | None = None) -> tuple[Tensor, Tensor]:
-    """Feed the prefix: scores [N,V] and gold [N] at the N positions that count (padding is never projected).
-
-    ``state`` is what ``model.start(batch)`` gave, where that has been called already.
-    """
-    require(model, "teacher forcing", "start", "embed", "advance", "score")
-    state = model.start(batch) if state is None else state
-    features, _ = model.advance(state, model.embed(batch.prefix))
-    return model.score(features[batch.mask]), batch.gold[batch.mask]
+from unforced.protocols import StepDecoder
+from unforced.types import Batch, Loss, Progress
 
 
 def negative_log_likelihood(scores: Tensor, gold: Tensor) -> Loss:

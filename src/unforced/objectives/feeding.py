@@ -1,13 +1,10 @@
 """What the forms of scheduled sampling share: whose tokens are fed, which tokens the model picks, and how it is asked."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from unforced.decoding.search import evaluating
 from unforced.ops import random_streams
 from unforced.protocols import StepDecoder
 from unforced.types import Batch, Loss, Symbols
@@ -62,17 +59,3 @@ def fed(loss: Loss, batch: Batch, replaced: Tensor) -> Loss:
     last = batch.mask.any(dim=1).sum()  # nobody is fed the last token
     count = (batch.mask.sum() - last).float()
     return loss._replace(metrics={**loss.metrics, "fed": (replaced.sum().float(), count)})
-
-
-@contextmanager
-def asking(model: Any, dropout: bool) -> Iterator[None]:
-    """Without gradients, and with dropout as it is or off. Casts cached by autocast meanwhile are forgotten."""
-    if not dropout:
-        with evaluating(model):
-            yield
-        return
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        torch.clear_autocast_cache()

@@ -9,7 +9,7 @@ from unforced.energy import energies
 from unforced.energy.energies import Kind
 from unforced.energy.partition import ROWS, true_conditionals
 from unforced.errors import InputError
-from unforced.objectives.feeding import asking
+from unforced.models.modes import evaluation_mode
 from unforced.objectives.masked import Frozen, free_conditionals, frozen, prepared, with_lengths
 from unforced.objectives.pseudo_likelihood import asked, gold_nll
 from unforced.options import Count, NonNegative, Options
@@ -58,7 +58,7 @@ class KLProjection(Options):
         else:
             teacher = frozen(self.teacher, model, self.known)
             require(teacher, "kl_projection", "scores")
-            with asking(teacher, dropout=False):
+            with evaluation_mode(teacher):
                 free = free_conditionals(teacher, plain, where, self.rows)
         free = free[:, ids].to(log_probs)
         kl = (free.exp() * (free - log_probs)).sum(dim=1)  # [N]

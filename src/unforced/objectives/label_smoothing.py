@@ -8,7 +8,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from unforced.objectives.cross_entropy import gold_scores, token_metrics
+from unforced.decoding.teacher_forcing import gold_scores
+from unforced.objectives.cross_entropy import token_metrics
 from unforced.objectives.smoothing.targets import emittable, massless, shared
 from unforced.objectives.smoothing.word_vectors import unused
 from unforced.ops.masks import widened

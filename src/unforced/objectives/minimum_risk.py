@@ -7,24 +7,22 @@ from functools import partial
 from typing import ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from rapidfuzz.distance import Levenshtein
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from unforced.decoding.greedy import OneToken, singles
 from unforced.decoding.sampling import Sample
 from unforced.decoding.search import Constraints, limits, search
+from unforced.decoding.teacher_forcing import score_outputs
 from unforced.errors import InputError
-from unforced.objectives.feeding import asking
-from unforced.objectives.schedules import Schedule, at, check_ends
+from unforced.models.modes import evaluation_mode
+from unforced.objectives.schedules import at, check_ends
 from unforced.objectives.smoothing.outputs import END, as_lists, first_equal, together
 from unforced.objectives.smoothing.rewards import bleu_cost
-from unforced.ops import state_rows
-from unforced.ops.masks import length_mask, masked_log_softmax, widened
+from unforced.ops.masks import length_mask, masked_log_softmax, scatter_mask
 from unforced.ops.relaxations import checked_alpha
 from unforced.options import Count, NonNegative, Options, Positive
-from unforced.protocols import StepDecoder, require
+from unforced.protocols import Schedule, StepDecoder, require
 from unforced.types import Batch, DecoderState, Loss, Progress, Symbols
 
 Kind = Literal["hamming", "edit", "bleu"]
@@ -99,8 +97,10 @@ class MinimumRisk(Options):
         candidates = torch.zeros_like(first, dtype=torch.bool).scatter(1, members, True)  # S: [B,N]
         scored = candidates.clone()
         scored[:, 0] |= self.mix > 0
-        examples = scored.nonzero()[:, 0]  # [R]
-        log_probs = spread(output_log_probs(model, state, examples, outputs[scored], batch), scored)  # [B,N]
+        examples, lengths = scored.nonzero()[:, 0], (outputs[scored] != END).sum(dim=1)  # [R]
+        log_probs = scatter_mask(
+            score_outputs(model, batch, outputs[scored], lengths, examples, state), scored
+        )  # [B,N]
         costs = self.costs(outputs, scored, batch.symbols).to(log_probs.dtype)  # [B,N]
         weights = masked_log_softmax(alpha * log_probs, candidates).exp()  # Q
         risk = (weights * costs).sum(dim=1)  # [B]
@@ -124,7 +124,7 @@ class MinimumRisk(Options):
         """The gold and then the samples of each example: [B,1 + samples,T], ``END`` behind their ends."""
         sampler, steps = self.sampler(), limits(batch, max_length=self.max_length)
         selector = OneToken(Constraints.of(batch), sampler.pick, sampler.keys(batch, rng))
-        with asking(model, self.dropout):
+        with evaluation_mode(model, dropout=self.dropout):
             found = search(model, batch, selector, steps, copies=self.samples, state=state)
         samples = singles(found, batch)
         there = length_mask(samples.lengths, samples.tokens.shape[2])
@@ -146,7 +146,7 @@ class MinimumRisk(Options):
         for value in found:
             if not math.isfinite(value):
                 raise InputError(f"cost must give finite numbers, but gave {value}")
-        return spread(torch.tensor(found, dtype=torch.float64, device=where.device), where)
+        return scatter_mask(torch.tensor(found, dtype=torch.float64, device=where.device), where)
 
     def judge(self, gold: list[int]) -> Callable[[list[int]], float]:
         """The cost of an output, given the gold."""
@@ -154,48 +154,3 @@ class MinimumRisk(Options):
             own = self.cost
             return lambda output: own(output, gold)
         return partial(Levenshtein.distance, gold) if self.cost == "edit" else bleu_cost(gold)
-
-
-def output_log_probs(
-    model: StepDecoder, state: DecoderState, examples: Tensor, outputs: Tensor, batch: Batch
-) -> Tensor:
-    """log p(y | x) [R] of outputs [R,T] with ``END`` behind their ends, each of the example ``examples[r]`` of the batch.
-
-    ``state`` is where the batch starts, and an output's first input is its example's, ``batch.prefix[:, 0]``. Outputs of up
-    to 1, 2, 4, 8 … tokens are fed together, so that a few long ones don't make all the others long.
-    """
-    lengths = (outputs != END).sum(dim=1)
-    sizes = torch.tensor([(max(n, 1) - 1).bit_length() for n in lengths.tolist()])
-    order, found = [], []
-    for size in sizes.unique().tolist():
-        some = (sizes == size).nonzero().squeeze(1).to(outputs.device)
-        mask = length_mask(lengths[some], max(1, int(lengths[some].max())))
-        tokens = outputs[some, : mask.shape[1]].masked_fill(~mask, batch.symbols.pad)
-        prefix = torch.cat([batch.prefix[examples[some], :1], tokens[:, :-1]], dim=1)
-        features, _ = model.advance(state_rows.keep(state, examples[some]), model.embed(prefix))
-        found.append(spread(token_log_probs(model, features[mask], tokens[mask]), mask).sum(dim=1))
-        order.append(some)
-    return torch.cat(found)[torch.cat(order).argsort()]
-
-
-def token_log_probs(model: StepDecoder, features: Tensor, tokens: Tensor) -> Tensor:
-    """log p [M] of tokens [M] at features [M,H], in float32 at least.
-
-    Where there are many, some are projected at a time, and once more in the backward pass: the scores of all never exist
-    together, which for twenty candidates and a large vocabulary would be gigabytes.
-    """
-
-    def some(features: Tensor, tokens: Tensor) -> Tensor:
-        scores = model.score(features)
-        scores = widened(scores)
-        return -F.cross_entropy(scores, tokens, reduction="none")
-
-    if len(tokens) <= CHUNK:
-        return some(features, tokens)
-    pieces = zip(features.split(CHUNK), tokens.split(CHUNK))
-    return torch.cat([checkpoint(some, *piece, use_reentrant=False) for piece in pieces])
-
-
-def spread(values: Tensor, where: Tensor) -> Tensor:
-    """The values, in order, where ``where`` holds, and zeros elsewhere."""
-    return values.new_zeros(where.shape).masked_scatter(where, values)

@@ -16,7 +16,7 @@ from unforced.energy.energies import Kind
 from unforced.energy.partition import ROWS, energies_in_parts
 from unforced.energy.spaces import allowed_ids
 from unforced.errors import InputError
-from unforced.objectives.feeding import asking
+from unforced.models.modes import evaluation_mode
 from unforced.objectives.masked import Frozen, frozen, permitted, prepared, with_lengths
 from unforced.ops import random_streams, state_rows
 from unforced.options import Count, NonNegative, Options, Positive, PositiveFraction
@@ -302,7 +302,7 @@ class NoiseContrastive(Options):
         found: Noise
         if self.model is not None:
             writer = frozen(self.model, model, self.known)
-            with asking(writer, dropout=False):
+            with evaluation_mode(writer):
                 found = OfModel(writer)
                 return found.draw(batch, keys, self.samples), found.log_prob(batch, batch.gold)
         counts = self.counts

@@ -5,12 +5,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from unforced.objectives.cross_entropy import gold_scores, negative_log_likelihood
-from unforced.objectives.feeding import PICKS, Pick, asking, coins, fed, pick
-from unforced.objectives.schedules import Rise, Schedule, Shape, Unit, check_duration
+from unforced.decoding.teacher_forcing import advance_at, gold_scores
+from unforced.models.modes import evaluation_mode
+from unforced.objectives.cross_entropy import negative_log_likelihood
+from unforced.objectives.feeding import PICKS, Pick, coins, fed, pick
+from unforced.objectives.schedules import Rise, Shape, Unit, check_duration
 from unforced.ops import random_streams
 from unforced.options import Count, NonNegative, Options, Positive, Probability
-from unforced.protocols import StepDecoder, advance_at, require
+from unforced.protocols import Schedule, StepDecoder, require
 from unforced.types import Batch, DecoderState, Loss, Progress
 
 PASSES = 2  # keys of the passes are the example's streams 2, 3, …; ``unforced.objectives.feeding`` has the first two
@@ -74,7 +76,7 @@ class ParallelScheduledSampling(Options):
         if p == 0:
             return prefix, mine
         t = torch.arange(prefix.shape[1], device=prefix.device)
-        with asking(model, self.dropout):
+        with evaluation_mode(model, dropout=self.dropout):
             for k in range(min(self.passes, prefix.shape[1] - 1)):
                 own = random_streams.branch(keys, PASSES + k)
                 replaced = coins(own, batch, 1 - p) & (t >= k)  # [B,T]

@@ -6,15 +6,17 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from unforced.decoding.teacher_forcing import gold_scores
 from unforced.errors import InputError
-from unforced.objectives.cross_entropy import gold_scores, negative_log_likelihood
-from unforced.objectives.feeding import PICKS, asking, coins, emittable, fed, pick
-from unforced.objectives.schedules import Exponential, InverseSigmoid, Schedule, at, check_ends
+from unforced.models.modes import evaluation_mode, stepping
+from unforced.objectives.cross_entropy import negative_log_likelihood
+from unforced.objectives.feeding import PICKS, coins, emittable, fed, pick
+from unforced.objectives.schedules import Exponential, InverseSigmoid, at, check_ends
 from unforced.ops import random_streams, relaxations
 from unforced.ops.masks import widened
 from unforced.ops.relaxations import checked_alpha
 from unforced.options import Options, Positive, Probability
-from unforced.protocols import StepDecoder, require, stepping
+from unforced.protocols import Schedule, StepDecoder, require
 from unforced.types import Batch, DecoderState, Loss, Progress, Symbols
 
 Feed = Literal["argmax", "sample", "soft_argmax", "soft_sample"]
@@ -85,7 +87,7 @@ class ScheduledSampling(Options):
     def roll_out(self, model: StepDecoder, batch: Batch, state: DecoderState, replaced: Tensor, keys: Tensor) -> Tensor:
         """The prefix ỹ [B,T] with the model's tokens where ``replaced`` says so; each is picked given ỹ before it."""
         prefix, done = batch.prefix.clone(), 0
-        with asking(model, self.dropout):
+        with evaluation_mode(model, dropout=self.dropout):
             for t in stops(replaced):
                 features, state = model.advance(state, model.embed(prefix[:, done : t + 1]))
                 rows, done = replaced[:, t].nonzero().squeeze(1), t + 1

@@ -8,21 +8,15 @@ import math
 import sys
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 from unforced.errors import InputError
 from unforced.options import NonNegative, Options, Positive, check_value
+from unforced.protocols import Schedule, SupportsSchedules
 from unforced.types import Progress
 
 Unit = Literal["epoch", "step", "fraction"]
 Shape = Literal["step", "linear", "exponential", "sigmoid"]
-
-
-@runtime_checkable
-class Schedule(Protocol):
-    """A number for every moment of training."""
-
-    def __call__(self, progress: Progress) -> float: ...
 
 
 def at(value: float | Schedule, progress: Progress, name: str = "value", hint: Any = float) -> float:
@@ -47,7 +41,7 @@ def check_ends(name: str, value: float | Schedule, hint: Any) -> None:
 
 def of(objective: object) -> dict[str, Schedule]:
     """An objective's schedules by name, numbers as constants: what its ``schedules`` says, or nothing without one."""
-    found: dict[str, float | Schedule] = getattr(objective, "schedules", dict)()
+    found = objective.schedules() if isinstance(objective, SupportsSchedules) else {}
     return {name: value if isinstance(value, Schedule) else Constant(value) for name, value in found.items()}
 
 

@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unforced.objectives.cross_entropy import gold_scores, token_metrics
+from unforced.decoding.teacher_forcing import gold_scores
+from unforced.objectives.cross_entropy import token_metrics
 from unforced.ops.masks import widened
 from unforced.options import NonNegative, Options
 from unforced.protocols import StepDecoder

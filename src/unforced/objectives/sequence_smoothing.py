@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from unforced.decoding.teacher_forcing import gold_scores
 from unforced.errors import InputError
-from unforced.objectives.cross_entropy import gold_scores, negative_log_likelihood, token_metrics
-from unforced.objectives.feeding import asking
+from unforced.models.modes import evaluation_mode
+from unforced.objectives.cross_entropy import negative_log_likelihood, token_metrics
 from unforced.objectives.smoothing.drawing import Drawing, Draws, Known, Metrics
 from unforced.objectives.smoothing.outputs import END, first_equal, prefixes, target_ids, together
 from unforced.objectives.smoothing.proposals import HammingProposal, Substitutes
@@ -174,7 +175,7 @@ class SequenceSmoothing(Options):
 
     def asked(self, model: StepDecoder, batch: Batch, state: DecoderState) -> Tensor:
         """Some scores of the model, which tell how many tokens it has: [1,V]."""
-        with asking(model, dropout=False):
+        with evaluation_mode(model):
             features, _ = model.advance(state, model.embed(batch.prefix[:, :1]))
             return model.score(features[:1, 0])
 

@@ -8,17 +8,19 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from unforced.decoding.search import Constraints, search, undropped
+from unforced.decoding.search import Constraints, search
 from unforced.decoding.soft_beam import SoftMemory, SoftTop, check_end
+from unforced.decoding.teacher_forcing import gold_scores
 from unforced.errors import InputError
-from unforced.objectives.costs import Cost, Hamming, fitted_cost
-from unforced.objectives.cross_entropy import gold_scores, negative_log_likelihood
-from unforced.objectives.schedules import Exponential, Schedule, at, check_ends
+from unforced.models.modes import no_dropout, stepping
+from unforced.objectives.costs import Hamming, fitted_cost
+from unforced.objectives.cross_entropy import negative_log_likelihood
+from unforced.objectives.schedules import Exponential, at, check_ends
 from unforced.objectives.self_normalized import normalized_likelihood
 from unforced.ops.masks import FLOOR, widened
 from unforced.ops.relaxations import checked_alpha
 from unforced.options import Count, Fraction, Natural, NonNegative, Options, Positive
-from unforced.protocols import StepDecoder, require, stepping
+from unforced.protocols import Cost, Schedule, StepDecoder, require
 from unforced.types import Batch, DecoderState, Loss, Progress
 
 SHARPENING = Exponential(start=1.0, rate=1.5, cap=100.0)
@@ -98,7 +100,7 @@ class SoftBeam(Options):
         clip = None if self.clip is None else ExampleClip(self.clip)
         lengths, beyond = batch.mask.sum(dim=1), 0 if batch.symbols.eos is None else self.beyond
         steps = torch.where(lengths > 0, lengths + beyond, 0)  # [B]
-        with nullcontext() if self.dropout else undropped(model):
+        with nullcontext() if self.dropout else no_dropout(model):
             end = self.searched(model, batch, state, steps, alpha, clip)
             gold = self.gold_score(model, batch, state) if self.loss == "hinge" else None
         log_weights = (end.scores.masked_fill(~end.filled, FLOOR) * alpha).log_softmax(dim=1)  # [B,K]

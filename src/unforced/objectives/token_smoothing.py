@@ -10,9 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from unforced.decoding.teacher_forcing import gold_scores
 from unforced.errors import InputError
-from unforced.objectives.cross_entropy import gold_scores, negative_log_likelihood, token_metrics
-from unforced.objectives.feeding import asking
+from unforced.models.modes import evaluation_mode
+from unforced.objectives.cross_entropy import negative_log_likelihood, token_metrics
 from unforced.objectives.smoothing.outputs import target_ids
 from unforced.objectives.smoothing.targets import (
     Near,
@@ -185,7 +186,7 @@ class TokenSmoothing(Options):
     ) -> tuple[Tensor, Tensor, Near | None]:
         """Which words have a vector, these vectors, and the words near each where they have been looked up before."""
         if self.vectors == "model":
-            with asking(model, dropout=True):
+            with evaluation_mode(model, dropout=True):
                 vectors = model.embed(torch.arange(size, device=device).unsqueeze(0))[0]
             found, there = units(widened(vectors))
             without, words = unemitted(symbols), None

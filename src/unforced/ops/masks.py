@@ -49,3 +49,8 @@ def masked_log_softmax(scores: Tensor, mask: Tensor) -> Tensor:
     """
     floored = scores.masked_fill(~mask, FLOOR)
     return torch.log_softmax(floored, dim=-1).masked_fill(~mask, FLOOR)
+
+
+def scatter_mask(values: Tensor, mask: Tensor) -> Tensor:
+    """Place values [N] at the N true positions of a mask, in order, and zeros elsewhere."""
+    return values.new_zeros(mask.shape).masked_scatter(mask, values)

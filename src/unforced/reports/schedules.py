@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from unforced.errors import InputError
-from unforced.objectives.schedules import Schedule, of
+from unforced.objectives.schedules import of
+from unforced.protocols import Schedule
 from unforced.recipes.recipe import Recipe
 from unforced.reports.figures import Line, Panel, check, draw
 from unforced.training.options import Training

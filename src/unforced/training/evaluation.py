@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from unforced.energy import energies
 from unforced.energy.partition import Partition, true_conditionals
 from unforced.errors import InputError
+from unforced.models.modes import evaluation_mode
 from unforced.ops.masks import widened
 from unforced.ops.random_streams import generator
 from unforced.protocols import Codec, Decoder, FittedTask, LikelihoodMetric, LikelihoodRow, MaskedModel, StepDecoder
@@ -118,7 +119,6 @@ class _Conditional:
         return torch.stack([nll, where.sum(dim=1).double(), nothing, nothing], dim=1)
 
 
-@torch.no_grad()
 def gold_likelihoods(
     model: nn.Module,
     fitted: FittedTask,
@@ -132,16 +132,14 @@ def gold_likelihoods(
     encoded = [fitted.codec.encode(example) for example in examples]
     order = sorted(range(len(encoded)), key=lambda number: -len(encoded[number].target))
     device = next(model.parameters()).device
-    training, sums = model.training, sums_of(model, of)
-    model.eval()
-    try:
-        for first in range(share[0] * batch_rows, len(order), share[1] * batch_rows):
-            numbers = order[first : first + batch_rows]
-            batch = fitted.codec.collate([encoded[number] for number in numbers], numbers).to(device)
-            for number, (nll, tokens, *log_z) in zip(numbers, sums(batch).tolist()):
-                yield Likelihood(number, nll, int(tokens), *log_z)
-    finally:
-        model.train(training)
+    sums = sums_of(model, of)
+    for first in range(share[0] * batch_rows, len(order), share[1] * batch_rows):
+        numbers = order[first : first + batch_rows]
+        batch = fitted.codec.collate([encoded[number] for number in numbers], numbers).to(device)
+        with evaluation_mode(model):
+            rows = sums(batch).tolist()
+        for number, (nll, tokens, *log_z) in zip(numbers, rows):
+            yield Likelihood(number, nll, int(tokens), *log_z)
 
 
 # Decode a split and judge the outputs by the task's metrics.
@@ -167,7 +165,6 @@ class Decoded(NamedTuple):
     log_prob: float
 
 
-@torch.no_grad()
 def decode_examples(
     model: nn.Module,
     fitted: FittedTask,
@@ -191,10 +188,8 @@ def decode_examples(
     encoded = [codec.encode(example) for example in examples]
     order = sorted(range(len(encoded)), key=lambda number: -source_length(encoded[number].source))
     device = next(model.parameters()).device
-    training = model.training
-    model.eval()
     found: list[Decoded] = []
-    try:
+    with evaluation_mode(model):
         for first in range(0, len(order), batch_rows):
             numbers = order[first : first + batch_rows]
             if first // batch_rows % share[1] == share[0]:
@@ -203,8 +198,6 @@ def decode_examples(
                 found += map(Decoded, numbers, best.ids(codec.symbols), best.log_probs[:, 0].tolist())
             if after_batch is not None:
                 after_batch(len(numbers))
-    finally:
-        model.train(training)
     return sorted(found)
 
 

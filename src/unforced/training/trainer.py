@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from unforced.errors import InputError
 from unforced.ops.random_streams import generator, random_state, restore_random_state, seed_everything
-from unforced.protocols import Decoder, Doubting, FittedTask, Objective, fitted
+from unforced.protocols import Decoder, FittedTask, Objective, SupportsDoubts, fitted
 from unforced.training import checkpoints, distributed
 from unforced.training.batching import check_lengths, epoch_batches, micro_batches, planned_updates, token_lengths
 from unforced.training.checkpoints import (
@@ -720,7 +720,7 @@ def _start(trainer: Trainer, job: Job, newest: Path | None) -> None:
             f"{type(job.objective).__name__} refines trained models: unless this one is, give a training.warm_start"
         )
     metric = job.fitted.task.metrics()[0]
-    doubt = metric.doubts([example.answers for example in job.dev]) if isinstance(metric, Doubting) else None
+    doubt = metric.doubts([example.answers for example in job.dev]) if isinstance(metric, SupportsDoubts) else None
     if doubt is not None:
         trainer.display.say(f"{doubt}: think of another first measure (task.measures, where the task has them)")
     if trainer.total <= job.options.warmup:
