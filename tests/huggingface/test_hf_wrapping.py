@@ -224,7 +224,7 @@ def test_a_sequence_too_long_is_named() -> None:
 def test_a_masked_model_is_not_searched_with() -> None:
     masked = wrap(tf.BertForMaskedLM(tf.BertConfig(**BERTS)), mask=3)
     with pytest.raises(
-        InputError, match=r"a search needs a model with start .*: it is a masked model, as masked_lm trains"
+        InputError, match=r"a search needs a model with start .*: it is a masked model; train it with masked_lm"
     ):
         Greedy()(masked, batch(masked, torch.full((1, 4), 5)))
 

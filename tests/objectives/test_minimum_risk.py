@@ -10,12 +10,13 @@ import torch
 from sacrebleu.metrics import BLEU
 from torch import Tensor
 
+from unforced.decoding import teacher_forcing
 from unforced.decoding.enumeration import enumerate_sequences
+from unforced.decoding.teacher_forcing import score_outputs
 from unforced.errors import InputError
 from unforced.models.lstm import LSTM
 from unforced.models.toy import Toy
 from unforced.models.transformer import Transformer
-from unforced.objectives import minimum_risk
 from unforced.objectives.cross_entropy import CrossEntropy
 from unforced.objectives.minimum_risk import MinimumRisk
 from unforced.objectives.schedules import Linear
@@ -176,7 +177,7 @@ def test_samples_of_a_network_agree_with_its_enumeration() -> None:
             for row, n, log_prob in zip(every.tokens[0].tolist(), every.lengths[0].tolist(), every.log_probs[0])
         }
         samples = outputs[example, 1:]
-        found = minimum_risk.output_log_probs(model, model.start(batch), torch.full((60,), example), samples, batch)
+        found = score_outputs(model, batch, samples, (samples != END).sum(dim=1), torch.full((60,), example))
         wanted = torch.stack([known[tuple(output)] for output in as_lists(samples)])
         torch.testing.assert_close(found, wanted.double(), rtol=1e-5, atol=1e-5)
         assert {len(output) for output in as_lists(samples) if output[-1] != 2} == {3}
@@ -377,7 +378,7 @@ def test_projecting_a_few_tokens_at_a_time_changes_nothing(name: str, monkeypatc
     model, batch, objective = network(name), sourced(), MinimumRisk(samples=8, alpha=0.8, mix=0.5)
     found = []
     for chunk in (10_000, 3):
-        monkeypatch.setattr(minimum_risk, "CHUNK", chunk)
+        monkeypatch.setattr(teacher_forcing, "CHUNK", chunk)
         total = loss_of(objective, model, batch).total
         found.append((total, torch.autograd.grad(total, list(model.parameters()))))
     torch.testing.assert_close(found[0], found[1], rtol=1e-10, atol=1e-12)
@@ -388,7 +389,7 @@ def test_gradients_survive_autocast_with_casts_cached_while_sampling(
     chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No weight's gradient may get lost (pytorch#112583), with pieces that are projected again neither."""
-    monkeypatch.setattr(minimum_risk, "CHUNK", chunk)
+    monkeypatch.setattr(teacher_forcing, "CHUNK", chunk)
     model, batch = network("transformer").float(), sourced()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         loss = loss_of(MinimumRisk(samples=8, alpha=1.0), model, batch)
@@ -477,7 +478,7 @@ class Headless:
 
 
 def test_a_model_that_lacks_something_is_told_what() -> None:
-    with pytest.raises(InputError, match="minimum_risk needs a model with score, which Headless"):
+    with pytest.raises(InputError, match="minimum_risk needs a model with score, but Headless"):
         loss_of(MinimumRisk(), Headless(), batch_of([[3, 2]]))
 
 

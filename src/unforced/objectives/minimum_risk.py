@@ -26,7 +26,6 @@ from unforced.protocols import Schedule, StepDecoder, require
 from unforced.types import Batch, DecoderState, Loss, Progress, Symbols
 
 Kind = Literal["hamming", "edit", "bleu"]
-CHUNK = 2048  # tokens that are projected together: more would only cost memory
 
 
 @dataclass(frozen=True)
