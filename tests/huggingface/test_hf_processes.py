@@ -82,5 +82,5 @@ def test_what_was_split_is_saved_whole(two: dict[str, Tensor]) -> None:
 
 
 def test_a_lone_process_has_nothing_to_split_over() -> None:
-    with pytest.raises(InputError, match="start it by torchrun"):
+    with pytest.raises(InputError, match="start the script with torchrun"):
         unforced.shard(torch.nn.Linear(2, 2))

@@ -417,11 +417,11 @@ def test_numbers_are_a_function_of_the_example_alone() -> None:
 
 
 def test_complaints(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match='use objective="label_smoothing"'):
+    with pytest.raises(InputError, match='set objective="label_smoothing"'):
         trainer("t5", "cross_entropy", tmp_path, label_smoothing_factor=0.1)
     with pytest.raises(InputError, match='did you mean "cross_entropy"'):
         trainer("t5", "cross_entrop", tmp_path)
-    with pytest.raises(InputError, match="must be a name or an objective"):
+    with pytest.raises(InputError, match="must be a name or an object"):
         trainer("t5", unforced.Progress, tmp_path)
     with pytest.raises(TypeError, match="objective"):
         unforced.UnforcedTrainer(model=t5())  # type: ignore[call-arg]
@@ -438,7 +438,7 @@ def test_complaints(tmp_path: Path) -> None:
 def test_what_nothing_looks_at_is_refused(tmp_path: Path) -> None:
     made = trainer("gpt2", "cross_entropy", tmp_path)
     made.data_collator = lambda items: {**collate(items), "position_ids": torch.zeros(len(items), 3).long()}
-    with pytest.raises(InputError, match="has position_ids, which objectives know nothing of"):
+    with pytest.raises(InputError, match="objectives do not use position_ids of the batch"):
         made.train()
 
 
@@ -452,7 +452,7 @@ def test_gradient_checkpointing(tmp_path: Path) -> None:
     saving.train()
     assert losses(saving) == pytest.approx(losses(plain), rel=1e-4)
     for stepwise in (objective("soft_beam"), unforced.objective("scheduled_sampling")):
-        with pytest.raises(InputError, match="goes step by step, for which a model that trains with gradient"):
+        with pytest.raises(InputError, match="goes step by step and needs a cache"):
             trainer("gpt2", stepwise, tmp_path, gradient_checkpointing=True)
     asked = unforced.objective("scheduled_sampling", feed="argmax", mixing=0.5, dropout=False)  # in evaluation
     assert learns_something(trainer("gpt2", asked, tmp_path, gradient_checkpointing=True))
@@ -466,7 +466,7 @@ def learns_something(made: Any) -> bool:
 def test_a_loss_of_the_models_own_is_not_dropped_in_silence(tmp_path: Path) -> None:
     model = gpt2()
     model.config.output_router_logits = True
-    with pytest.raises(InputError, match="output_router_logits adds a loss of the routers"):
+    with pytest.raises(InputError, match="the routers' loss that output_router_logits adds"):
         trainer("gpt2", objective("cross_entropy"), tmp_path, model=model)
 
 
