@@ -78,7 +78,10 @@ class ObjectiveMixin(Base):
                 "DeepSpeed and the fsdp argument split a model layer by layer, which does not work with methods that go "
                 "step by step: use unforced.shard(model)",
             ),
-            (args.torch_compile, "torch_compile compiles only the model's own forward pass, which objectives do not call"),
+            (
+                args.torch_compile,
+                "torch_compile compiles only the model's own forward pass, which objectives do not call",
+            ),
             (
                 args.gradient_checkpointing and getattr(self.objective, "stepwise", False),
                 f"{type(self.objective).__name__} goes step by step and needs a cache, which a model keeps only without "
