@@ -8,9 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unforced.errors import InputError
 from unforced.metrics.text import Cider
-from unforced.protocols import Metric
 
 # What pycocoevalcap 1.2 (cider.Cider().compute_score, its tokeniser left out) gives for these captions.
 CORPUS = [
@@ -107,9 +105,3 @@ def test_words_and_strings_are_the_same():
 def test_empty_captions_and_single_images_score_zero():
     assert Cider().statistics(["", "a b"], [["a b c"], ["a b"]])[0].tolist() == [0, 1]
     assert Cider().statistics(["a b"], [["a b"]])[0].tolist() == [0, 1]  # one image: every idf is log 1
-
-
-def test_is_a_metric_and_refuses_unequal_numbers():
-    assert isinstance(Cider(), Metric)
-    with pytest.raises(InputError, match="1 outputs but answers for 2"):
-        Cider().statistics(["a"], [["a"], ["b"]])

@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unforced.errors import InputError
 from unforced.metrics.text import ErrorRate, ExactError
 
 TOKENS = st.lists(st.sampled_from("abc"), max_size=6)
@@ -55,14 +54,3 @@ def test_exact_error() -> None:
     rows = metric.statistics(["a", "b", ""], [["a"], ["x", "b"], ["c"]])
     assert rows.tolist() == [[0, 1], [0, 1], [1, 1]]
     assert float(metric.score(rows.sum(axis=0))) == pytest.approx(100 / 3)
-
-
-@pytest.mark.parametrize("metric", [ErrorRate(), ExactError()], ids=repr)
-def test_unequal_numbers_are_refused(metric: ErrorRate) -> None:
-    with pytest.raises(InputError):
-        metric.statistics(["a", "b"], [["a"]])
-    with pytest.raises(InputError):
-        metric.statistics(["a"], [["a"], ["b"]])
-    with pytest.raises(InputError):
-        metric.statistics(["a"], [[]])
-    assert metric.statistics([], []).shape == (0, 2)

@@ -12,7 +12,7 @@ import torch
 from unforced.energy.mask_predict import MaskPredict
 from unforced.errors import InputError
 from unforced.experiments.compare import compare
-from unforced.metrics.likelihood import check_measures, measured
+from unforced.metrics.likelihood import check_measures, likelihood_metrics
 from unforced.models.field import Field
 from unforced.models.masked import Masked
 from unforced.models.transformer import Causal
@@ -104,13 +104,13 @@ def test_complaints() -> None:
                 task(measures=wrong)  # type: ignore[arg-type]
         with pytest.raises(InputError, match="measures"):
             Language(train="x", measures=wrong)  # type: ignore[arg-type]
-    assert [metric.name for metric in measured(("pseudo_perplexity", "perplexity"))] == [
+    assert [metric.name for metric in likelihood_metrics(("pseudo_perplexity", "perplexity"))] == [
         "pseudo_perplexity",
         "perplexity",
     ]
 
 
-def test_comparisons_have_what_is_dear_on_the_test_part_alone(tmp_path: Path) -> None:
+def test_final_metrics_are_computed_on_the_test_split_only(tmp_path: Path) -> None:
     wishes = (
         'task={name="hmm", alphabet=3, length=3, size=20, held_out=10, measures=["pseudo_nll", "final_nll"]}',
         'model={name="field", hidden=4, embedding=4}',
@@ -119,7 +119,7 @@ def test_comparisons_have_what_is_dear_on_the_test_part_alone(tmp_path: Path) ->
         "baseline=pll_1k",
         "seeds=[1]",
     )
-    recipe = load("energy_hmm", wishes, variants=["pll_1k"])
+    recipe = load("energy_hmm", wishes, "pll_1k")
     result = compare([recipe], tmp_path, quiet=True, table=False)
     scores = {
         split: json.loads(next(tmp_path.glob(f"*/*/scores/{split}-*.json")).read_text())["metrics"]

@@ -7,7 +7,6 @@ import torch
 
 from unforced.errors import InputError
 from unforced.metrics.images import FEATURES, Classifier, FrechetDistance, InceptionStyleScore, frechet
-from unforced.protocols import Metric
 
 
 class Raw:
@@ -90,14 +89,6 @@ def test_inception_style_score_has_its_bounds():
     assert metric.score(np.stack([varied.sum(axis=0), same.sum(axis=0)])) == pytest.approx([4, 1])
 
 
-@pytest.mark.parametrize("metric", [FrechetDistance("a", Raw), InceptionStyleScore("b", Raw)])
-def test_both_are_metrics(metric):
-    assert isinstance(metric, Metric)
-    assert "not" in metric.signature()
-    with pytest.raises(InputError, match="2 outputs but answers for 1"):
-        metric.statistics([np.ones(2)] * 2, [[np.ones(2)]])
-
-
 @pytest.fixture(scope="module")
 def stripes():
     """Upright against level stripes with noise."""
@@ -151,7 +142,7 @@ def test_classifier_takes_colour_and_refuses_other_shapes_and_levels():
     images = np.zeros((4, 5, 7, 3), dtype=int)
     classifier = Classifier.fit("plain", images, [0, 1, 0, 1], levels=2, classes=2, steps=1)
     assert classifier.features(images).shape == (4, FEATURES)
-    with pytest.raises(InputError, match=r"Image 1 has the shape \(5, 5\)"):
+    with pytest.raises(InputError, match=r"image 1 has the shape \(5, 5\)"):
         classifier.features([images[0], np.zeros((5, 5))])
     with pytest.raises(InputError, match="between 0 and 1"):
         classifier.features(images + 2)

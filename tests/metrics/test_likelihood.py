@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from unforced.metrics.likelihood import Perplexity, SequenceNLL
+from unforced.metrics.likelihood import NLL
 from unforced.models.transformer import Causal
 from unforced.protocols import FittedTask, LikelihoodMetric, Metric
 from unforced.tasks.synthetic import Palindromes
@@ -13,14 +13,14 @@ from unforced.types import Example
 
 
 def test_perplexity_of_a_fair_die_is_its_number_of_faces() -> None:
-    metric = Perplexity()
+    metric = NLL("perplexity", per_token=True)
     rows = metric.likelihood_statistics([(n * np.log(6), n, 0.0, 0.0) for n in (1, 4, 2)])
     assert float(metric.score(rows.sum(axis=0))) == pytest.approx(6)
     assert metric.score(rows) == pytest.approx([6, 6, 6])
 
 
 def test_the_two_kinds_of_metric_are_told_apart() -> None:
-    for metric in (Perplexity(), SequenceNLL()):
+    for metric in (NLL("perplexity", per_token=True), NLL("sequence_nll")):
         assert isinstance(metric, LikelihoodMetric)
         assert not isinstance(metric, Metric)
 

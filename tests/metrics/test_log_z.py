@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from unforced.decoding.greedy import Greedy
-from unforced.metrics.likelihood import LogZMean, LogZVariance
+from unforced.metrics.likelihood import LogZ
 from unforced.metrics.significance import interval
 from unforced.models.lstm import LSTM
 from unforced.protocols import FittedTask, LikelihoodMetric, LikelihoodRow, Metric, Task
@@ -50,7 +50,7 @@ def direct(model: Any, fitted: FittedTask) -> list[np.ndarray]:
 def test_a_known_set() -> None:
     values = [[1.0, 2.0], [-3.0], [4.0, 4.0, 1.5]]
     flat = np.concatenate(values)
-    for metric, expected in ((LogZMean(), flat.mean()), (LogZVariance(), flat.var())):
+    for metric, expected in ((LogZ("mean"), flat.mean()), (LogZ("variance"), flat.var())):
         rows = metric.likelihood_statistics(rows_of(values))
         assert float(metric.score(rows.sum(axis=0))) == pytest.approx(expected)
         assert metric.score(rows) == pytest.approx([{"log_z_mean": np.mean, "log_z_variance": np.var}[metric.name](of) for of in values])  # fmt: skip
@@ -58,7 +58,7 @@ def test_a_known_set() -> None:
 
 def test_statistics_add_up() -> None:
     values = [[1.0, 2.0], [-3.0], [4.0, 4.0, 1.5]]
-    for metric in (LogZMean(), LogZVariance()):
+    for metric in (LogZ("mean"), LogZ("variance")):
         assert isinstance(metric, LikelihoodMetric)
         assert not isinstance(metric, Metric)
         apart = metric.likelihood_statistics(rows_of(values)).sum(axis=0)
@@ -69,7 +69,7 @@ def test_statistics_add_up() -> None:
 
 
 def test_equal_values_have_no_variance() -> None:
-    metric = LogZVariance()
+    metric = LogZ("variance")
     score = float(metric.score(metric.likelihood_statistics(rows_of([[0.1 + 20] * 7] * 9)).sum(axis=0)))
     assert 0 <= score < 1e-10
 
@@ -77,7 +77,7 @@ def test_equal_values_have_no_variance() -> None:
 def test_intervals_hold_the_score() -> None:
     draw = np.random.default_rng(0)
     values = [list(draw.normal(3.0, 2.0, size=5)) for _ in range(400)]
-    for metric, true in ((LogZMean(), 3.0), (LogZVariance(), 4.0)):
+    for metric, true in ((LogZ("mean"), 3.0), (LogZ("variance"), 4.0)):
         low, high = interval(metric.score, metric.likelihood_statistics(rows_of(values)), samples=200)
         assert low < true < high
         assert high - low < 0.8

@@ -1,4 +1,4 @@
-"""A small convolutional classifier whose features and class probabilities judge generated images."""
+"""Metrics of generated images: Fréchet distance and inception-style score, with a small classifier."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
 from unforced.errors import InputError
-from unforced.metrics.text import same_number
+from unforced.metrics.text import check_answers
 
 Images = Sequence[Any] | np.ndarray
 FEATURES = 16
@@ -44,10 +44,10 @@ class ConvNet(nn.Module):
 
 
 class Classifier:
-    """A trained classifier: ``features`` (standardised on its training images) and ``probabilities``.
+    """A trained image classifier with standardised features and class probabilities.
 
-    Images are integer arrays [H,W] or [H,W,C] with ``levels`` grey or colour levels. Training is a function of the
-    images, the labels and the seed: it draws from a generator of its own and runs in one thread.
+    Images are integer arrays [H,W] or [H,W,C] with ``levels`` grey or colour levels. Training is deterministic: it
+    uses its own generator and one thread.
 
     >>> images = np.repeat([np.zeros((4, 4)), np.ones((4, 4))], 8, axis=0).astype(int)
     >>> labels = np.repeat([0, 1], 8)
@@ -78,9 +78,11 @@ class Classifier:
         seed: int = 0,
         steps: int | None = None,
     ) -> "Classifier":
-        """Train with Adam for ``steps`` updates (30 epochs, between bounds), the learning rate falling to zero on a line."""
+        """Train with Adam and a linearly decreasing learning rate; ``steps`` is 30 epochs, within bounds, if None."""
         if not len(images) or len(images) != len(labels):
-            raise InputError(f"A classifier can't learn from {len(images)} images and {len(labels)} labels.")
+            raise InputError(
+                f"a classifier needs as many labels as images, got {len(images)} images and {len(labels)} labels"
+            )
         shape = np.shape(images[0])
         steps = min(max(EPOCHS * len(images) // BATCH, FEWEST), MOST) if steps is None else steps
         with _training():
@@ -101,19 +103,19 @@ class Classifier:
         return result
 
     def features(self, images: Images) -> np.ndarray:
-        """N images -> [N,d] float64."""
+        """Return standardised features [N,d], float64."""
         return (self._run(images)[0].double().numpy() - self._shift) / self._scale
 
     def probabilities(self, images: Images) -> np.ndarray:
-        """N images -> [N,classes] float64, rows sum to one."""
+        """Return class probabilities [N,classes], float64."""
         return torch.softmax(self._run(images)[1].double(), dim=-1).numpy()
 
     def accuracy(self, images: Images, labels: Sequence[int] | np.ndarray) -> float:
-        """The share of images whose class it finds."""
+        """Return the share of images that are classified correctly."""
         return float((self.probabilities(images).argmax(axis=1) == np.asarray(labels)).mean())
 
     def describe(self) -> str:
-        """What it is, with a fingerprint: distances compare only in the same features."""
+        """Describe the classifier, with a hash of its weights: distances are comparable only in the same features."""
         weights = b"".join(weights.detach().numpy().tobytes() for weights in self._net.parameters())
         mark = hashlib.sha256(weights).hexdigest()[:8]
         return (
@@ -127,20 +129,20 @@ class Classifier:
         return torch.cat([features for features, _ in parts]), torch.cat([scores for _, scores in parts])
 
     def _pixels(self, images: Images) -> Tensor:
-        """N images of integer levels -> [N,C,H,W] float32 in [0,1]."""
+        """Convert N images of integer levels to [N,C,H,W] float32 in [0,1]."""
         for i, image in enumerate(images):
             if np.shape(image) != self.shape:
-                raise InputError(f"Image {i} has the shape {np.shape(image)} where {self.shape} is wanted.")
+                raise InputError(f"image {i} has the shape {np.shape(image)}, expected {self.shape}")
         stacked = np.asarray(images).reshape(len(images), *self.shape)
         if len(images) and not 0 <= stacked.min() <= stacked.max() < self.levels:
-            raise InputError(f"The images' levels must lie between 0 and {self.levels - 1}.")
+            raise InputError(f"pixel levels must be between 0 and {self.levels - 1}")
         pixels = torch.tensor(stacked, dtype=torch.float32) / max(self.levels - 1, 1)
         return pixels.movedim(3, 1).contiguous() if pixels.dim() == 4 else pixels.unsqueeze(1)
 
 
 @contextmanager
 def _training() -> Iterator[None]:
-    """Gradients on and full precision, whatever the caller set, and one thread: sums in another order end elsewhere."""
+    """Enable gradients and full precision, and use one thread, so that sums have a fixed order."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -150,23 +152,23 @@ def _training() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-# An inception-style score: the formula of Salimans et al. (2016) with a classifier the caller names.
+# Inception-style score: the formula of Salimans et al. (2016) with any classifier
 
 
 class Probabilities(Protocol):
-    """What gives each image a distribution over classes."""
+    """A model that gives each image a distribution over classes."""
 
     def probabilities(self, images: Sequence[Any]) -> np.ndarray:
-        """N images -> [N,C] float64, rows sum to one."""
+        """Return class probabilities [N,C], float64."""
         ...
 
     def describe(self) -> str: ...
 
 
 class InceptionStyleScore:
-    """exp(H(mean of p) − mean of H(p)): between 1 and the number of classes, high if outputs are clear and varied.
+    """exp(H(mean of p) − mean of H(p)): between 1 and the number of classes; high if outputs are clear and varied.
 
-    Statistics are [1, H(p), p] for each output; answers are not looked at. There are no splits to average over.
+    Answers are ignored, and there are no splits. Statistics: [1, H(p), p] of each output.
 
     >>> class Sure:
     ...     def probabilities(self, images): return np.eye(2)[images]
@@ -184,31 +186,31 @@ class InceptionStyleScore:
         self._classifier = classifier
 
     def statistics(self, outputs: Sequence[Any], answers: Sequence[Sequence[Any]]) -> np.ndarray:
-        same_number(outputs, answers)
+        check_answers(outputs, answers)
         p = self._classifier().probabilities(outputs)
         return np.concatenate([np.ones((len(p), 1)), _entropy(p)[:, None], p], axis=1)
 
     def score(self, sums: np.ndarray) -> np.ndarray:
         means = sums[..., 1:] / np.maximum(sums[..., :1], 1)
-        return np.exp(_entropy(means[..., 1:]) - means[..., 0])
+        return np.asarray(np.exp(_entropy(means[..., 1:]) - means[..., 0]))
 
     def signature(self) -> str:
         return f"inception-style score (not the Inception score), no splits, with {self._classifier().describe()}"
 
 
 def _entropy(p: np.ndarray) -> np.ndarray:
-    """[...,C] distributions -> [...] nats, with 0 log 0 = 0."""
+    """Return the entropy [...] in nats of distributions [...,C], with 0 log 0 = 0."""
     return -(p * np.log(np.where(p > 0, p, 1))).sum(axis=-1)
 
 
-# The Fréchet distance between generated and real images, in the features of a classifier the caller names.
+# Fréchet distance between generated and real images, in the features of any classifier
 
 
 class Features(Protocol):
-    """What turns images into vectors."""
+    """A model that maps images to vectors."""
 
     def features(self, images: Sequence[Any]) -> np.ndarray:
-        """N images -> [N,d] float64."""
+        """Return features [N,d], float64."""
         ...
 
     def describe(self) -> str: ...
@@ -217,9 +219,8 @@ class Features(Protocol):
 class FrechetDistance:
     """|μ − μ'|² + tr(Σ + Σ' − 2(ΣΣ')^½) for the means and covariances of real and generated features.
 
-    Both sides are part of the statistics, so that the score is a function of their sums alone:
-    [1, f, f fᵀ, f', f' f'ᵀ], the products' upper triangles only, hence D = 1 + 3d + d².
-    The ``classifier`` is a function so that nothing is trained before a score is asked for.
+    Statistics: [1, f, f fᵀ, f', f' f'ᵀ] with features f of the output and f' of the answer, and the upper triangles of
+    products. ``classifier`` is a function, so that training starts only when a score is computed.
 
     >>> class Identity:
     ...     def features(self, images): return np.array(images, dtype=float)
@@ -237,28 +238,28 @@ class FrechetDistance:
         self._classifier = classifier
 
     def statistics(self, outputs: Sequence[Any], answers: Sequence[Sequence[Any]]) -> np.ndarray:
-        same_number(outputs, answers)
+        check_answers(outputs, answers)
         sides = [self._classifier().features(side) for side in (outputs, [group[0] for group in answers])]
         return np.concatenate([np.ones((len(outputs), 1)), *map(_moments, sides)], axis=1)
 
     def score(self, sums: np.ndarray) -> np.ndarray:
         size = (sums.shape[-1] - 1) // 2
-        made = _mean_and_covariance(sums[..., 0], sums[..., 1 : 1 + size])
+        generated = _mean_and_covariance(sums[..., 0], sums[..., 1 : 1 + size])
         real = _mean_and_covariance(sums[..., 0], sums[..., 1 + size :])
-        return frechet(*made, *real)
+        return frechet(*generated, *real)
 
     def signature(self) -> str:
         return f"Fréchet distance (not FID) in the features of {self._classifier().describe()}"
 
 
 def _moments(features: np.ndarray) -> np.ndarray:
-    """[N,d] -> [N, d + d(d+1)/2]: the features and the upper triangle of their products."""
+    """Return features [N,d] and the upper triangle of their products, [N, d + d(d+1)/2]."""
     rows, columns = np.triu_indices(features.shape[1])
     return np.concatenate([features, features[:, rows] * features[:, columns]], axis=1)
 
 
 def _mean_and_covariance(count: np.ndarray, sums: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """[...] counts and [...,M] sums of ``_moments`` -> [...,d] mean and [...,d,d] covariance (divisor n − 1)."""
+    """Return mean [...,d] and covariance [...,d,d] (divisor n − 1) from counts and sums of ``_moments`` [...,M]."""
     d = int((np.sqrt(9 + 8 * sums.shape[-1]) - 3) / 2 + 0.5)  # M = d + d(d+1)/2
     count = np.maximum(count, 1)[..., None]
     mean = sums[..., :d] / count
@@ -270,7 +271,7 @@ def _mean_and_covariance(count: np.ndarray, sums: np.ndarray) -> tuple[np.ndarra
 
 
 def frechet(mean_a: np.ndarray, covariance_a: np.ndarray, mean_b: np.ndarray, covariance_b: np.ndarray) -> np.ndarray:
-    """The distance between Gaussians, batched: means [...,d], covariances [...,d,d] -> [...].
+    """Return the Fréchet distance between Gaussians with means [...,d] and covariances [...,d,d].
 
     tr (AB)^½ is the sum of the square roots of the eigenvalues of A^½ B A^½, which is symmetric.
     """

@@ -1,18 +1,17 @@
-"""Token accuracy for outputs whose length is given, such as tags."""
+"""Metrics of tagging: token accuracy and entity F1."""
 
-from collections.abc import Iterable, Sequence
-from importlib.metadata import version
+from collections.abc import Sequence
 
 import numpy as np
 
 from unforced.errors import InputError
-from unforced.metrics.text import same_number
+from unforced.metrics.text import RatioMetric, check_answers
 
 
-class TokenAccuracy:
-    """100 · (tokens right) / (tokens), over the whole corpus; of several answers the nearest counts.
+class TokenAccuracy(RatioMetric):
+    """Percentage of correct tokens over the corpus; the nearest of several answers counts.
 
-    Statistics are [hits, tokens] for each output.
+    Outputs and answers have equal lengths. Statistics: [correct tokens, tokens].
 
     >>> metric = TokenAccuracy()
     >>> rows = metric.statistics([["DET", "NOUN"], ["VERB"]], [[["DET", "VERB"]], [["VERB"]]])
@@ -27,30 +26,75 @@ class TokenAccuracy:
     higher_is_better = True
 
     def statistics(self, outputs: Sequence[Sequence[str]], answers: Sequence[Sequence[Sequence[str]]]) -> np.ndarray:
-        same_number(outputs, answers)
+        check_answers(outputs, answers)
         rows = np.zeros((len(outputs), 2))
         for i, (output, acceptable) in enumerate(zip(outputs, answers)):
             for answer in acceptable:
-                if len(output) != len(answer):
-                    raise InputError(f"Output {i} has {len(output)} tokens but its answer has {len(answer)}.")
-            hits = max(sum(o == a for o, a in zip(output, answer)) for answer in acceptable)
-            rows[i] = hits, len(output)
+                _check_length(i, output, answer)
+            rows[i] = max(sum(o == a for o, a in zip(output, answer)) for answer in acceptable), len(output)
         return rows
-
-    def score(self, sums: np.ndarray) -> np.ndarray:
-        return 100 * sums[..., 0] / np.maximum(sums[..., 1], 1)
 
     def signature(self) -> str:
         return "token accuracy in per cent, over the corpus"
 
 
-# Strict entity F1 for IOB2 tags, as seqeval defines it.
+class EntityF1:
+    """Micro-averaged F1 = 100 · 2tp / (2tp + fp + fn) over entities that match in class, start and end.
+
+    Tags are IOB2 in strict mode, as in seqeval: an ``I-x`` after neither ``B-x`` nor ``I-x`` belongs to no entity.
+    Statistics: [tp, fp, fn] of each sentence.
+
+    >>> metric = EntityF1()
+    >>> rows = metric.statistics([["B-PER", "O", "B-LOC"]], [[["B-PER", "I-PER", "B-LOC"]]])
+    >>> rows
+    array([[1., 1., 1.]])
+    >>> float(metric.score(rows.sum(axis=0)))
+    50.0
+    """
+
+    name = "f1"
+    higher_is_better = True
+
+    def statistics(self, outputs: Sequence[Sequence[str]], answers: Sequence[Sequence[Sequence[str]]]) -> np.ndarray:
+        check_answers(outputs, answers)
+        rows = np.zeros((len(outputs), 3))
+        for i, (output, acceptable) in enumerate(zip(outputs, answers)):
+            if len(acceptable) > 1:
+                raise InputError(f"example {i} has {len(acceptable)} answers; F1 needs exactly one")
+            _check_length(i, output, acceptable[0])
+            predicted, true = find_entities(output), find_entities(acceptable[0])
+            rows[i] = len(predicted & true), len(predicted - true), len(true - predicted)
+        return rows
+
+    def score(self, sums: np.ndarray) -> np.ndarray:
+        doubled = 2 * sums[..., 0]
+        return np.asarray(100 * doubled / np.maximum(doubled + sums[..., 1] + sums[..., 2], 1))
+
+    def signature(self) -> str:
+        return "micro-averaged entity F1 in per cent, strict mode, scheme IOB2"
+
+
+def find_entities(tags: Sequence[str]) -> set[tuple[str, int, int]]:
+    """Return the entities of a sentence as (class, start, end), ``end`` exclusive.
+
+    >>> sorted(find_entities(["B-PER", "I-PER", "O", "I-LOC", "B-LOC"]))
+    [('LOC', 4, 5), ('PER', 0, 2)]
+    """
+    entities = set()
+    start, kind = 0, ""  # of the entity that is open; none if kind is empty
+    for i, tag in enumerate([*tags, "O"]):
+        if not is_iob(tag):
+            raise InputError(f"the tag {tag!r} is not IOB2 (O, B-x or I-x)")
+        if kind and tag != f"I-{kind}":
+            entities.add((kind, start, i))
+            kind = ""
+        if tag[0] == "B":
+            start, kind = i, tag[2:]
+    return entities
 
 
 def first_fault(tags: Sequence[str]) -> int | None:
-    """The position of the first tag that can't stand there in IOB2, or None.
-
-    A tag is ``O``, ``B-x`` or ``I-x``, and ``I-x`` stands behind ``B-x`` or ``I-x`` only.
+    """Return the position of the first tag that violates IOB2, or None.
 
     >>> first_fault(["B-PER", "I-PER", "O"]) is None
     True
@@ -66,58 +110,10 @@ def first_fault(tags: Sequence[str]) -> int | None:
 
 
 def is_iob(tag: str) -> bool:
-    """Whether a tag by itself looks like one of IOB: ``O``, ``B-x`` or ``I-x``."""
+    """Return whether a single tag has the form ``O``, ``B-x`` or ``I-x``."""
     return tag == "O" or (tag[:2] in ("B-", "I-") and len(tag) > 2)
 
 
-def entities(sentences: Iterable[Sequence[str]]) -> list[set[tuple[str, int, int]]]:
-    """The (class, start, end) of each sentence's entities, ``end`` behind the last word.
-
-    Strict: an ``I-x`` that nothing opened belongs to no entity.
-
-    >>> entities([["B-PER", "I-PER", "O", "I-LOC"]])
-    [{('PER', 0, 2)}]
-    """
-    from seqeval.scheme import IOB2, Entities
-
-    rows = [list(tags) for tags in sentences]
-    for i, tags in enumerate(rows):
-        for tag in tags:
-            if not is_iob(tag):
-                raise InputError(f"Sentence {i} has the tag {tag!r}, which is not one of IOB2 (O, B-x, I-x).")
-    return [{entity.to_tuple()[1:] for entity in found} for found in Entities(rows, IOB2).entities]
-
-
-class EntityF1:
-    """Micro-averaged F1 = 100 · 2tp / (2tp + fp + fn) over entities that match in class, start and end.
-
-    Statistics are [tp, fp, fn] for each sentence.
-
-    >>> metric = EntityF1()
-    >>> rows = metric.statistics([["B-PER", "O", "B-LOC"]], [[["B-PER", "I-PER", "B-LOC"]]])
-    >>> rows
-    array([[1., 1., 1.]])
-    >>> float(metric.score(rows.sum(axis=0)))
-    50.0
-    """
-
-    name = "f1"
-    higher_is_better = True
-
-    def statistics(self, outputs: Sequence[Sequence[str]], answers: Sequence[Sequence[Sequence[str]]]) -> np.ndarray:
-        same_number(outputs, answers)
-        for i, (output, acceptable) in enumerate(zip(outputs, answers)):
-            if len(acceptable) > 1:
-                raise InputError(f"Example {i} has {len(acceptable)} answers; F1 compares with a single one.")
-            if len(output) != len(acceptable[0]):
-                raise InputError(f"Output {i} has {len(output)} tags but its answer has {len(acceptable[0])}.")
-        pairs = zip(entities(outputs), entities(acceptable[0] for acceptable in answers))
-        rows = [(len(found & true), len(found - true), len(true - found)) for found, true in pairs]
-        return np.array(rows, dtype=np.float64).reshape(len(rows), 3)
-
-    def score(self, sums: np.ndarray) -> np.ndarray:
-        doubled = 2 * sums[..., 0]
-        return 100 * doubled / np.maximum(doubled + sums[..., 1] + sums[..., 2], 1)
-
-    def signature(self) -> str:
-        return f"micro-averaged entity F1 in per cent, seqeval {version('seqeval')}, strict mode, scheme IOB2"
+def _check_length(i: int, output: Sequence[str], answer: Sequence[str]) -> None:
+    if len(output) != len(answer):
+        raise InputError(f"output {i} has {len(output)} tags, but its answer has {len(answer)}")

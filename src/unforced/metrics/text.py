@@ -1,9 +1,10 @@
-"""The check every metric makes first."""
+"""Metrics of text: BLEU, chrF, ROUGE, CIDEr-D, edit-distance error rates, exact match."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib.metadata import version
 from typing import Any, Literal
 
 import numpy as np
@@ -11,33 +12,40 @@ from rapidfuzz.distance import Levenshtein
 
 from unforced.errors import InputError
 
+Gram = tuple[Any, ...]
 
-def same_number(outputs: Sequence[Any], answers: Sequence[Sequence[Any]]) -> None:
-    """Refuse unequal numbers of outputs and answers, and outputs without any acceptable answer.
 
-    >>> same_number(["a"], [["a", "b"]])
-    >>> same_number(["a"], [])
+def check_answers(outputs: Sequence[Any], answers: Sequence[Sequence[Any]]) -> None:
+    """Raise `InputError` unless each output has at least one acceptable answer.
+
+    >>> check_answers(["a"], [])
     Traceback (most recent call last):
-    unforced.errors.InputError: There are 1 outputs but answers for 0 examples.
+    unforced.errors.InputError: got 1 outputs, but answers for 0 examples
     """
     if len(outputs) != len(answers):
-        raise InputError(f"There are {len(outputs)} outputs but answers for {len(answers)} examples.")
+        raise InputError(f"got {len(outputs)} outputs, but answers for {len(answers)} examples")
     for i, acceptable in enumerate(answers):
         if not len(acceptable):
-            raise InputError(f"Example {i} has no acceptable answer.")
+            raise InputError(f"example {i} has no acceptable answer")
 
 
-# BLEU as sacreBLEU counts it.
+class RatioMetric:
+    """Base of metrics with statistics [numerator, denominator] and the score 100 · Σ numerator / Σ denominator."""
+
+    def score(self, sums: np.ndarray) -> np.ndarray:
+        return np.asarray(100 * sums[..., 0] / np.maximum(sums[..., 1], 1))
+
+
+# BLEU, with the counts of sacreBLEU
 
 BLEU_ORDER = 4
 
 
 @dataclass
 class Bleu:
-    """Corpus BLEU: 100 · min(1, exp(1 − r/c)) · exp(¼ Σₙ log pₙ), n-gram precisions without a hit smoothed ("exp").
+    """Corpus BLEU: 100 · min(1, exp(1 − r/c)) · exp(¼ Σₙ log pₙ), with "exp" smoothing of precisions without a match.
 
-    Statistics are sacreBLEU's: [length c, closest answer's length r, hits of 1- to 4-grams, n-grams of order 1 to 4].
-    ``references`` is how many answers an example has (None if that varies); the signature states it.
+    Statistics: [length c, length r of the closest answer, matching 1- to 4-grams, 1- to 4-grams of the output].
 
     >>> metric = Bleu()
     >>> rows = metric.statistics(["the cat sat on the mat"], [["the cat sat on a mat"]])
@@ -50,18 +58,18 @@ class Bleu:
     name: str = "bleu"
     tokenize: Literal["13a", "none", "intl", "char", "zh"] = "13a"
     lowercase: bool = False
-    references: int | None = 1
+    references: int | None = 1  # answers per example, for the signature; None if the number varies
     higher_is_better: bool = field(default=True, init=False)
 
     @cached_property
     def _sacrebleu(self) -> Any:
-        from sacrebleu.metrics import BLEU
+        from sacrebleu.metrics.bleu import BLEU
 
-        # effective_order changes the sentence's score, which isn't used here, and none of the counts
+        # effective_order silences a warning about sentence scores; the counts do not depend on it
         return BLEU(tokenize=self.tokenize, lowercase=self.lowercase, effective_order=True, force=True)
 
     def statistics(self, outputs: Sequence[str], answers: Sequence[Sequence[str]]) -> np.ndarray:
-        same_number(outputs, answers)
+        check_answers(outputs, answers)
         rows = np.zeros((len(outputs), 2 + 2 * BLEU_ORDER))
         for i, (output, acceptable) in enumerate(zip(outputs, answers)):
             sentence = self._sacrebleu.sentence_score(output, list(acceptable))
@@ -69,42 +77,29 @@ class Bleu:
         return rows
 
     def score(self, sums: np.ndarray) -> np.ndarray:
-        return self.up_to(BLEU_ORDER, sums)
+        return self.score_up_to(BLEU_ORDER, sums)
 
-    def doubts(self, answers: Sequence[Sequence[str]]) -> str | None:
-        """What a user should know who means to judge by this, given what answers there are.
-
-        >>> Bleu().doubts([["a b"], ["c"], ["a b c d e"]])
-        'bleu counts stretches of four words, and 67 % of the answers are shorter than that'
-        """
-        short = sum(max((len(text.split()) for text in each), default=0) < BLEU_ORDER for each in answers)
-        if 2 * short <= len(answers):
-            return None
-        return f"bleu counts stretches of four words, and {100 * short / len(answers):.0f} % of the answers are shorter than that"
-
-    def up_to(self, order: int, sums: np.ndarray) -> np.ndarray:
-        """BLEU of n-grams of up to so many words."""
-        length, wanted = sums[..., 0], sums[..., 1]
-        hits, totals = sums[..., 2 : 2 + order], sums[..., 2 + BLEU_ORDER : 2 + BLEU_ORDER + order]
+    def score_up_to(self, order: int, sums: np.ndarray) -> np.ndarray:
+        """Return BLEU of n-grams of 1 to ``order`` words."""
+        length, closest = sums[..., 0], sums[..., 1]
+        matches, totals = sums[..., 2 : 2 + order], sums[..., 2 + BLEU_ORDER : 2 + BLEU_ORDER + order]
         with np.errstate(divide="ignore", invalid="ignore"):
-            misses = np.cumsum(hits == 0, axis=-1)  # the k-th order without a hit counts as ½ᵏ hits
-            precisions = np.where(hits == 0, 0.5**misses, hits) / totals
-            brevity = np.where(length < wanted, np.exp(1 - wanted / length), 1.0)
+            misses = np.cumsum(matches == 0, axis=-1)  # the k-th order without a match counts as ½ᵏ matches
+            precisions = np.where(matches == 0, 0.5**misses, matches) / totals
+            brevity = np.where(length < closest, np.exp(1 - closest / length), 1.0)
             bleu = 100 * brevity * np.exp(np.log(precisions).mean(axis=-1))
-        # without a hit, or without a single n-gram of some order in the whole corpus, sacreBLEU gives zero
-        return np.where(hits.any(axis=-1) & (totals > 0).all(axis=-1), bleu, 0.0)
+        # sacreBLEU returns zero without any match, and if the corpus has no n-gram of some order
+        return np.where(matches.any(axis=-1) & (totals > 0).all(axis=-1), bleu, 0.0)
 
     def signature(self) -> str:
-        from sacrebleu import __version__
-
         count = "var" if self.references is None else self.references
         case = "lc" if self.lowercase else "mixed"
-        return f"nrefs:{count}|case:{case}|eff:no|tok:{self.tokenize}|smooth:exp|version:{__version__}"
+        return f"nrefs:{count}|case:{case}|eff:no|tok:{self.tokenize}|smooth:exp|version:{version('sacrebleu')}"
 
 
 @dataclass
 class ShortBleu(Bleu):
-    """BLEU of n-grams of up to ``order`` words, such as BLEU-1.
+    """BLEU of n-grams of up to ``order`` words, for example BLEU-1.
 
     >>> metric = ShortBleu(order=1)
     >>> metric.name, round(float(metric.score(metric.statistics(["a b c"], [["a b d e"]]).sum(axis=0))), 2)
@@ -117,7 +112,7 @@ class ShortBleu(Bleu):
         self.name = f"bleu_{self.order}"
 
     def score(self, sums: np.ndarray) -> np.ndarray:
-        return self.up_to(self.order, sums)
+        return self.score_up_to(self.order, sums)
 
     def signature(self) -> str:
         return f"n-grams of up to {self.order}|{super().signature()}"
@@ -125,7 +120,7 @@ class ShortBleu(Bleu):
 
 @dataclass
 class NgramPrecision(Bleu):
-    """The share of the outputs' n-grams that an answer has, in per cent: one factor of BLEU.
+    """One factor of BLEU: the percentage of the output's n-grams that occur in an answer.
 
     >>> metric = NgramPrecision(order=2)
     >>> metric.name, float(metric.score(metric.statistics(["a b c"], [["a b d"]]).sum(axis=0)))
@@ -138,13 +133,13 @@ class NgramPrecision(Bleu):
         self.name = f"precision_{self.order}"
 
     def score(self, sums: np.ndarray) -> np.ndarray:
-        hits, totals = sums[..., 1 + self.order], sums[..., 1 + BLEU_ORDER + self.order]
-        return 100 * hits / np.maximum(totals, 1)
+        matches, totals = sums[..., 1 + self.order], sums[..., 1 + BLEU_ORDER + self.order]
+        return np.asarray(100 * matches / np.maximum(totals, 1))
 
 
 @dataclass
-class LengthRatio(Bleu):
-    """The outputs' length over that of their closest answers, in per cent; 100 is best (tables call higher better).
+class LengthRatio(RatioMetric, Bleu):
+    """Length of the outputs as a percentage of the length of their closest answers.
 
     >>> metric = LengthRatio()
     >>> float(metric.score(metric.statistics(["a b c"], [["a b d e"]]).sum(axis=0)))
@@ -153,11 +148,8 @@ class LengthRatio(Bleu):
 
     name: str = "length_ratio"
 
-    def score(self, sums: np.ndarray) -> np.ndarray:
-        return 100 * sums[..., 0] / np.maximum(sums[..., 1], 1)
 
-
-# chrF as sacreBLEU counts it.
+# chrF, with the counts of sacreBLEU
 
 CHRF_ORDER = 6
 BETA = 2
@@ -165,9 +157,9 @@ BETA = 2
 
 @dataclass
 class ChrF:
-    """Character n-gram F₂ over the corpus, averaged over the orders 1 to 6 that occur on both sides.
+    """Character n-gram F₂ over the corpus: precision and recall are averaged over orders 1 to 6.
 
-    Statistics are sacreBLEU's: for each order [n-grams of the output, of the best answer, in common].
+    Statistics, for each order: [n-grams of the output, n-grams of the best answer, n-grams in both].
 
     >>> metric = ChrF()
     >>> rows = metric.statistics(["the cat sat"], [["the cat sits", "a cat sat"]])
@@ -176,48 +168,49 @@ class ChrF:
     """
 
     name: str = "chrf"
-    references: int | None = 1
+    references: int | None = 1  # answers per example, for the signature; None if the number varies
     higher_is_better: bool = field(default=True, init=False)
 
-    @cached_property
-    def _sacrebleu(self) -> Any:
-        from sacrebleu.metrics import CHRF
-
-        return CHRF()
-
     def statistics(self, outputs: Sequence[str], answers: Sequence[Sequence[str]]) -> np.ndarray:
-        same_number(outputs, answers)
+        from sacrebleu.metrics.helpers import extract_all_char_ngrams
+
+        check_answers(outputs, answers)
         rows = np.zeros((len(outputs), 3 * CHRF_ORDER))
         for i, (output, acceptable) in enumerate(zip(outputs, answers)):
-            rows[i] = self._sacrebleu._extract_corpus_statistics([output], [[a] for a in acceptable])[0]
+            grams = extract_all_char_ngrams(output, CHRF_ORDER)
+            counts = np.array([_overlaps(grams, extract_all_char_ngrams(a, CHRF_ORDER)) for a in acceptable])
+            rows[i] = counts[int(np.argmax(self.score(counts)))]
         return rows
 
     def score(self, sums: np.ndarray) -> np.ndarray:
-        found, wanted, common = np.moveaxis(sums.reshape(*sums.shape[:-1], CHRF_ORDER, 3), -1, 0)
-        counted = (found > 0) & (wanted > 0)
-        precision = np.divide(common, found, out=np.zeros_like(found), where=counted).sum(axis=-1)
-        recall = np.divide(common, wanted, out=np.zeros_like(found), where=counted).sum(axis=-1)
+        ours, theirs, common = np.moveaxis(sums.reshape(*sums.shape[:-1], CHRF_ORDER, 3), -1, 0)
+        counted = (ours > 0) & (theirs > 0)
         orders = np.maximum(counted.sum(axis=-1), 1)
-        precision, recall = precision / orders, recall / orders
+        precision = np.divide(common, ours, out=np.zeros_like(ours), where=counted).sum(axis=-1) / orders
+        recall = np.divide(common, theirs, out=np.zeros_like(ours), where=counted).sum(axis=-1) / orders
         below = BETA**2 * precision + recall
-        return 100 * (1 + BETA**2) * precision * recall / np.where(below > 0, below, 1.0)
+        return np.asarray(100 * (1 + BETA**2) * precision * recall / np.where(below > 0, below, 1.0))
 
     def signature(self) -> str:
-        from sacrebleu import __version__
-
         count = "var" if self.references is None else self.references
-        return f"nrefs:{count}|case:mixed|eff:yes|nc:{CHRF_ORDER}|nw:0|space:no|version:{__version__}"
+        return f"nrefs:{count}|case:mixed|eff:yes|nc:{CHRF_ORDER}|nw:0|space:no|version:{version('sacrebleu')}"
 
 
-# ROUGE as Google's rouge-score counts it.
+def _overlaps(ours: list[Counter[str]], theirs: list[Counter[str]]) -> list[float]:
+    """Return [n-grams of ours, n-grams of theirs, n-grams in both] for each order, in one list."""
+    rows = [((a.total() if b else 0), b.total(), (a & b).total()) for a, b in zip(ours, theirs)]
+    return [float(count) for row in rows for count in row]
+
+
+# ROUGE, by Google's rouge-score
 
 
 @dataclass
-class Rouge:
+class Rouge(RatioMetric):
     """100 · mean F-measure of n-grams (``kind`` "1" or "2") or of the longest common subsequence ("L").
 
-    Text is lower-cased and cut into runs of letters and digits; of several answers the best counts.
-    Statistics are [F, 1] for each output.
+    Text is lower-cased and split into runs of letters and digits. The best of several answers counts.
+    Statistics: [F, 1]. The package rouge-score is an extra: pip install 'unforced[rouge]'.
 
     >>> metric = Rouge("1", stemmer=False)
     >>> rows = metric.statistics(["the cat sat"], [["a cat sat down"]])
@@ -235,112 +228,118 @@ class Rouge:
 
     @cached_property
     def _scorer(self) -> Any:
-        from rouge_score.rouge_scorer import RougeScorer  # slow to import: nltk comes with it
-
+        try:
+            from rouge_score.rouge_scorer import RougeScorer
+        except ModuleNotFoundError:
+            raise InputError("ROUGE needs the package rouge-score: pip install 'unforced[rouge]'") from None
         return RougeScorer([f"rouge{self.kind}"], use_stemmer=self.stemmer)
 
     def statistics(self, outputs: Sequence[str], answers: Sequence[Sequence[str]]) -> np.ndarray:
-        same_number(outputs, answers)
+        check_answers(outputs, answers)
         rows = np.ones((len(outputs), 2))
         for i, (output, acceptable) in enumerate(zip(outputs, answers)):
-            best = self._scorer.score_multi(list(acceptable), output)[f"rouge{self.kind}"]
-            rows[i, 0] = best.fmeasure
+            rows[i, 0] = self._scorer.score_multi(list(acceptable), output)[f"rouge{self.kind}"].fmeasure
         return rows
 
-    def score(self, sums: np.ndarray) -> np.ndarray:
-        return 100 * sums[..., 0] / np.maximum(sums[..., 1], 1)
-
     def signature(self) -> str:
-        from importlib.metadata import version
-
         stemmed = "with" if self.stemmer else "without"
         return f"mean F of ROUGE-{self.kind}, {stemmed} stemming, rouge-score {version('rouge-score')}"
 
 
-# CIDEr-D (Vedantam, Zitnick & Parikh 2015): consensus of n-grams weighted by how telling they are.
+# CIDEr-D (Vedantam, Zitnick and Parikh 2015)
 
-ORDERS = 4
-Caption = str | Sequence[str]  # tokens with white space between them, or a sequence of tokens
-Counts = list[Counter[tuple[str, ...]]]  # one counter for each order
-Vector = dict[tuple[str, ...], float]
+CIDER_ORDER = 4
+CIDER_SIGMA = 6.0
 
 
-def _counts(caption: Caption) -> Counts:
-    """How often each n-gram occurs, for n = 1..4."""
-    words = tuple(caption.split() if isinstance(caption, str) else caption)
-    return [Counter(words[i : i + n] for i in range(len(words) - n + 1)) for n in range(1, ORDERS + 1)]
+def ngram_counts(tokens: Sequence[Any]) -> list[Counter[Gram]]:
+    """Count the n-grams of a token sequence, for n = 1..4."""
+    return [Counter(zip(*(tokens[i:] for i in range(n)))) for n in range(1, CIDER_ORDER + 1)]
 
 
-class Cider:
-    """100 · mean over images of CIDEr-D, with the document frequencies of the corpus being scored.
+def document_frequencies(groups: Iterable[Sequence[list[Counter[Gram]]]]) -> Counter[Gram]:
+    """Count in how many images each n-gram occurs; a group holds the n-gram counts of one image's references."""
+    frequency: Counter[Gram] = Counter()
+    for group in groups:
+        frequency.update({gram for counts in group for order in counts for gram in order})
+    return frequency
 
-    For n = 1..4 let g(c) be the vector of tf · idf of caption c's n-grams, idf(w) = log(images / images with w in a
-    reference, at least 1). Then, averaged over n and over the references r of an image,
+
+class CiderVector:
+    """The tf · idf vectors of a caption's n-grams, for n = 1..4.
+
+    idf(w) = log(images / images with w in a reference). An n-gram that no reference has counts as if one image had it.
+    """
+
+    def __init__(self, counts: list[Counter[Gram]], frequency: Mapping[Gram, int], images: int) -> None:
+        self.length = counts[0].total()
+        total = np.log(max(1, images))
+        self.weights = [
+            {gram: n * float(total - np.log(max(1, frequency.get(gram, 0)))) for gram, n in order.items()}
+            for order in counts
+        ]
+        self.norms = [float(np.sqrt(sum(x * x for x in order.values()))) for order in self.weights]
+
+    def similarity(self, reference: "CiderVector") -> float:
+        """Return CIDEr-D / 10 between this caption and a reference, between 0 and 1."""
+        total = 0.0
+        for ours, norm, theirs, other in zip(self.weights, self.norms, reference.weights, reference.norms):
+            if norm and other:
+                shared = sum(min(x, theirs[gram]) * theirs[gram] for gram, x in ours.items() if gram in theirs)
+                total += shared / (norm * other)
+        difference = self.length - reference.length
+        return total / CIDER_ORDER * float(np.exp(-(difference**2) / (2 * CIDER_SIGMA**2)))
+
+
+class Cider(RatioMetric):
+    """100 · mean CIDEr-D over images, with the document frequencies of the references that are scored.
+
+    With g(c) the tf · idf vector of a caption's n-grams (`CiderVector`), averaged over n = 1..4 and over references r:
 
         CIDEr-D(c, r) = 10 · exp(−(|c| − |r|)² / 2σ²) · Σ_w min(g(c)_w, g(r)_w) g(r)_w / (‖g(c)‖ ‖g(r)‖),  σ = 6.
 
-    Tokens are what stands between white space; nothing is stemmed. The scale is the one papers print, where 100 is what coco-caption
-    calls 1.0. Statistics are [score, 1] for each image; they depend on the other images through idf.
+    Captions are token sequences, or strings that are split at white space. Nothing is stemmed. The scale is that of
+    papers: 100 is 1.0 in coco-caption. Statistics: [score, 1]; they depend on the other images through idf.
 
     >>> metric = Cider()
     >>> captions = ["a red heart", "a blue square"]
     >>> rows = metric.statistics(captions, [[caption] for caption in captions])
-    >>> float(metric.score(rows.sum(axis=0)))  # perfect, but there are no 4-grams
+    >>> round(float(metric.score(rows.sum(axis=0))), 6)  # perfect, but there are no 4-grams
     750.0
     """
 
     name = "cider"
     higher_is_better = True
-    sigma = 6.0
 
-    def statistics(self, outputs: Sequence[Caption], answers: Sequence[Sequence[Caption]]) -> np.ndarray:
-        same_number(outputs, answers)
-        references = [[_counts(reference) for reference in group] for group in answers]
-        frequency: Counter[tuple[str, ...]] = Counter()
-        for group in references:
-            frequency.update({gram for counts in group for order in counts for gram in order})
+    def statistics(
+        self, outputs: Sequence[str | Sequence[str]], answers: Sequence[Sequence[str | Sequence[str]]]
+    ) -> np.ndarray:
+        check_answers(outputs, answers)
+        references = [[_caption_counts(reference) for reference in group] for group in answers]
+        frequency = document_frequencies(references)
         rows = np.ones((len(outputs), 2))
         for i, (output, group) in enumerate(zip(outputs, references)):
-            counts = _counts(output)
-            scores = [self._similarity(counts, other, frequency, len(outputs)) for other in group]
-            rows[i, 0] = np.mean(scores)
+            vector = CiderVector(_caption_counts(output), frequency, len(outputs))
+            others = [CiderVector(counts, frequency, len(outputs)) for counts in group]
+            rows[i, 0] = 10 * np.mean([vector.similarity(other) for other in others])
         return rows
 
-    def score(self, sums: np.ndarray) -> np.ndarray:
-        return 100 * sums[..., 0] / np.maximum(sums[..., 1], 1)
-
     def signature(self) -> str:
-        return "CIDEr-D × 100, n = 1..4, σ = 6, document frequencies of the references scored, tokens as they are"
-
-    def _similarity(self, made: Counts, true: Counts, frequency: Counter[tuple[str, ...]], images: int) -> float:
-        """CIDEr-D of one caption and one reference, between 0 and 10."""
-        total = 0.0
-        for counts, other in zip(made, true):
-            g, h = _weigh(counts, frequency, images), _weigh(other, frequency, images)
-            norm = np.sqrt(sum(x * x for x in g.values()) * sum(x * x for x in h.values()))
-            shared = sum(min(x, h[gram]) * h[gram] for gram, x in g.items() if gram in h)
-            total += shared / norm if norm else 0.0
-        difference = made[0].total() - true[0].total()
-        return 10 * total / ORDERS * float(np.exp(-(difference**2) / (2 * self.sigma**2)))
+        return "CIDEr-D × 100, n = 1..4, σ = 6, document frequencies of the references scored, tokens unchanged"
 
 
-def _weigh(counts: Counter[tuple[str, ...]], frequency: Counter[tuple[str, ...]], images: int) -> Vector:
-    """tf · idf of each n-gram; one that no reference has counts as if one image had it."""
-    return {gram: n * np.log(images / max(1, frequency[gram])) for gram, n in counts.items()}
+def _caption_counts(caption: str | Sequence[str]) -> list[Counter[Gram]]:
+    return ngram_counts(caption.split() if isinstance(caption, str) else list(caption))
 
 
-# Error rates by edit distance, and the share of outputs that are wrong as a whole.
-
-Unit = Literal["word", "character"]
+# Error rates
 
 
 @dataclass
-class ErrorRate:
-    """100 · Σ (insertions + deletions + substitutions) / Σ (length of the answer), over the whole corpus.
+class ErrorRate(RatioMetric):
+    """100 · Σ (insertions + deletions + substitutions) / Σ length of the answer, over the corpus.
 
-    Strings are compared by ``unit``: white-space separated words or characters; other sequences element by element.
-    Of several answers the one with the fewest errors counts, the first of them where several are equally near.
-    Statistics are [errors, length of that answer] for each output.
+    Of several answers the nearest counts; of equally near answers the first. Statistics: [errors, length of that answer].
 
     >>> metric = ErrorRate("phoneme_error")
     >>> rows = metric.statistics(["K AE T S", "AH"], [["K AA T", "K AE T"], ["EY"]])
@@ -352,35 +351,30 @@ class ErrorRate:
     """
 
     name: str = "error_rate"
-    unit: Unit = "word"
+    unit: Literal["word", "character"] = "word"  # how strings are split; other sequences are compared by element
     higher_is_better: bool = field(default=False, init=False)
 
     def statistics(self, outputs: Sequence[Any], answers: Sequence[Sequence[Any]]) -> np.ndarray:
-        same_number(outputs, answers)
+        check_answers(outputs, answers)
         rows = np.zeros((len(outputs), 2))
         for i, (output, acceptable) in enumerate(zip(outputs, answers)):
-            found = self._tokens(output)
-            wanted = [self._tokens(answer) for answer in acceptable]
-            distances = [Levenshtein.distance(found, answer) for answer in wanted]
+            tokens = self._tokens(output)
+            targets = [self._tokens(answer) for answer in acceptable]
+            distances = [Levenshtein.distance(tokens, target) for target in targets]
             nearest = int(np.argmin(distances))
-            rows[i] = distances[nearest], len(wanted[nearest])
+            rows[i] = distances[nearest], len(targets[nearest])
         return rows
 
     def _tokens(self, output: Any) -> list[Any]:
-        if isinstance(output, str):
-            return output.split() if self.unit == "word" else list(output)
-        return list(output)
-
-    def score(self, sums: np.ndarray) -> np.ndarray:
-        return 100 * sums[..., 0] / np.maximum(sums[..., 1], 1)
+        return output.split() if isinstance(output, str) and self.unit == "word" else list(output)
 
     def signature(self) -> str:
         return f"edit distance by {self.unit}, per cent of the nearest answer's length, over the corpus"
 
 
 @dataclass
-class ExactError:
-    """100 · (outputs that equal none of their answers) / (outputs). Statistics are [wrong, 1] for each output.
+class ExactError(RatioMetric):
+    """Percentage of outputs that equal none of their answers. Statistics: [wrong, 1].
 
     >>> metric = ExactError("word_error")
     >>> float(metric.score(metric.statistics(["a b", "c"], [["a b"], ["d", "e"]]).sum(axis=0)))
@@ -391,13 +385,10 @@ class ExactError:
     higher_is_better: bool = field(default=False, init=False)
 
     def statistics(self, outputs: Sequence[Any], answers: Sequence[Sequence[Any]]) -> np.ndarray:
-        same_number(outputs, answers)
+        check_answers(outputs, answers)
         rows = np.ones((len(outputs), 2))
         rows[:, 0] = [output not in acceptable for output, acceptable in zip(outputs, answers)]
         return rows
-
-    def score(self, sums: np.ndarray) -> np.ndarray:
-        return 100 * sums[..., 0] / np.maximum(sums[..., 1], 1)
 
     def signature(self) -> str:
         return "per cent of outputs that equal none of their answers"

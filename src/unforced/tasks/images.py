@@ -212,8 +212,10 @@ def _classifier(task: Images, name: str) -> Any:
 
 def _digits(split: Split) -> Labelled:
     """The split of scikit-learn's digits that an image's rank in its class decides."""
-    from sklearn.datasets import load_digits
-
+    try:
+        from sklearn.datasets import load_digits
+    except ModuleNotFoundError:
+        raise InputError("the digits need the package scikit-learn: pip install 'unforced[digits]'") from None
     images, labels = load_digits(return_X_y=True)
     rank = np.zeros(len(labels), dtype=np.int64)
     for label in range(CLASSES):

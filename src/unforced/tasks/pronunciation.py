@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from unforced.errors import InputError
-from unforced.metrics.likelihood import Measure, check_measures, measured
+from unforced.metrics.likelihood import Measure, check_measures, likelihood_metrics
 from unforced.metrics.text import ErrorRate, ExactError
 from unforced.options import Above, Below, Count, Distinct, Natural, NotEmpty, Options
 from unforced.protocols import Codec, LikelihoodMetric, Metric, Split
@@ -195,4 +195,4 @@ class Phonemes(Options):
         return PairCodec.from_json(data)
 
     def metrics(self) -> tuple[LikelihoodMetric, ...]:
-        return measured(self.measures)
+        return likelihood_metrics(self.measures)

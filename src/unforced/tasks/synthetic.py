@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 
 from unforced.errors import InputError
-from unforced.metrics.likelihood import Measure, check_measures, measured
+from unforced.metrics.likelihood import Measure, check_measures, likelihood_metrics
 from unforced.options import Above, AtLeast, Below, Between, Count, Distinct, Natural, NotEmpty, Options
 from unforced.protocols import LikelihoodMetric, Split
 from unforced.tasks.codecs import collate
@@ -133,7 +133,7 @@ class Synthetic(Options, ABC):
         return Letters.from_json(data)
 
     def metrics(self) -> tuple[LikelihoodMetric, ...]:
-        return measured(self.measures)
+        return likelihood_metrics(self.measures)
 
     def remarks(self) -> tuple[str, ...]:
         """What the distribution that the strings come from has itself: no model is better, but for luck."""

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 import numpy as np
 
 from unforced.errors import InputError
-from unforced.metrics.likelihood import log_z_metrics
+from unforced.metrics.likelihood import likelihood_metrics
 from unforced.metrics.tagging import EntityF1, TokenAccuracy, first_fault, is_iob
 from unforced.options import Above, Below, Count, Natural, NonEmptyStr, Options
 from unforced.protocols import LikelihoodMetric, Metric, Split
@@ -269,7 +269,7 @@ class Tagging(Options):
 
     def metrics(self) -> tuple[Metric | LikelihoodMetric, ...]:
         metric = EntityF1() if self.chosen_metric() == "f1" else TokenAccuracy()
-        return (metric, *log_z_metrics(self.log_z))
+        return (metric, *likelihood_metrics((), self.log_z))
 
 
 def coarse(tag: str) -> str:

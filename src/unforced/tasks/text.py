@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 
 from unforced.errors import InputError
-from unforced.metrics.likelihood import Measure, check_measures, log_z_metrics, measured
+from unforced.metrics.likelihood import Measure, check_measures, likelihood_metrics
 from unforced.metrics.text import BLEU_ORDER, Bleu, ChrF, ErrorRate, ExactError, LengthRatio, NgramPrecision, Rouge
 from unforced.options import Above, Below, Count, Distinct, NotEmpty, Options
 from unforced.protocols import LikelihoodMetric, Metric, Split
@@ -159,7 +159,7 @@ class TextTask(Options, ABC):
 
     def metrics(self) -> tuple[Metric | LikelihoodMetric, ...]:
         """How outputs are judged and, behind that, what ``log_z`` asks for."""
-        return (*self.output_metrics(), *log_z_metrics(self.log_z))
+        return (*self.output_metrics(), *likelihood_metrics((), self.log_z))
 
     def choose(self, split: Split, pairs: Iterable[tuple[str, str]], dropped: dict[str, int]) -> Examples:
         """The pairs of a split as examples; empty ones and, for training, long ones are dropped and counted."""
@@ -510,4 +510,4 @@ class Language(Options):
         return PairCodec.from_json(data)
 
     def metrics(self) -> tuple[LikelihoodMetric, ...]:
-        return measured(self.measures)
+        return likelihood_metrics(self.measures)
