@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tokenizers
 import torch
 import transformers
 from torch import Tensor, nn
@@ -61,11 +62,11 @@ def cases() -> dict[str, Any]:
     return tomllib.loads(CASES.read_text().replace("FOLDER", str(folder())))
 
 
-def fill_in(value: Any, teacher: Callable[[], nn.Module]) -> Any:
-    """The fields of a case, "none" and "TEACHER" replaced."""
+def fill_in(value: Any, words: dict[str, Callable[[], Any]]) -> Any:
+    """The fields of a case, "none", "TEACHER" and "WRITER" replaced."""
     if isinstance(value, dict):
-        return {key: fill_in(inner, teacher) for key, inner in value.items()}
-    return teacher() if value == "TEACHER" else None if value == "none" else value
+        return {key: fill_in(inner, words) for key, inner in value.items()}
+    return words[value]() if isinstance(value, str) and value in words else value
 
 
 @cache
@@ -83,11 +84,13 @@ def build(group: str, kind: str, seed: int = 3) -> tuple[nn.Module, unforced.Bat
     """A network in training mode, a batch of ragged lengths, and the task and examples that objectives are fitted to."""
     fields = dict(cases()[group][kind])
     data, rng = fields.pop("data"), torch.Generator().manual_seed(1)
-    task, examples = fitted_task("pairs" if data in ("image", "class") else data)
+    task, examples = fitted_task(data if data in cases()["tasks"] else "pairs")
     batch, sizes = unforced.batch(task, examples[:6]), task.codec.sizes
     if data == "image":
         batch = replace(batch, source=torch.rand(6, 1, 8, 8, generator=rng), source_mask=None)
         sizes = unforced.Sizes(target=sizes.target, image=(1, 8, 8))
+    elif data == "wide":
+        sizes = sizes._replace(target=3000)
     elif data == "class":
         batch = replace(batch, source=torch.randint(4, (6,), generator=rng), source_mask=None)
         sizes = unforced.Sizes(target=sizes.target, classes=4)
@@ -120,7 +123,9 @@ def output_parts(network: Any, batch: unforced.Batch, name: str, fields: dict[st
 
 def loss_of(group: str, kind: str, name: str, fields: dict[str, Any], step: int = 5) -> Parts:
     network, batch, task, examples = build(group, kind)
-    fields = fill_in(fields, lambda: build(group, kind, seed=8)[0].eval())
+    writer = partial(unforced.model("toy").build, task.codec.sizes)
+    words = {"none": lambda: None, "TEACHER": lambda: build(group, kind, seed=8)[0].eval(), "WRITER": writer}
+    fields = fill_in(fields, words)
     objective = unforced.fitted(unforced.objective(name, **fields), task, examples)
     return loss_parts(objective, network, batch, unforced.Progress(step, 0.3 * step, 10))
 
@@ -159,6 +164,8 @@ def decoders() -> Entries:
 def recipe_file(name: str, top: str = "", end: str = "") -> Path:
     """The recipe of a run as a file."""
     run = cases()["runs"][name]
+    if run["model"]["name"] == "huggingface":
+        save_huggingface(Path(run["model"]["path"]))
     training = {**cases()["training"], **run["training"]}
     decoder = training.get("validate", "beam")
     parts = {**run, "task": cases()["tasks"][run["task"]], "training": {"validate": decoder, **training}}
@@ -255,8 +262,8 @@ def kernels() -> Entries:
             yield name, partial(sampled, run, name, fields, sweeps)
             if number == 1:
                 yield name, partial(sampled, run, f"{name} resumed", fields, sweeps - 3, sweeps)
-    for run, texts in cases()["scores"].items():
-        yield (f"score {run}", lambda run=run, texts=texts: {"scores": list(unforced.score(trained(run), texts))})
+    for run, fields in cases()["scores"].items():
+        yield f"score {run}", lambda run=run, fields=fields: {"scores": unforced.score(trained(run), **fields)}
 
 
 # ---- section huggingface ----
@@ -271,12 +278,28 @@ def huggingface_model(kind: str) -> nn.Module:
     return auto.from_config(transformers.AutoConfig.for_model(kind, vocab_size=16, **special, **fields))
 
 
+def save_huggingface(place: Path) -> None:
+    """Save the model that the folder is named after, with a tokenizer of the words in words.tsv."""
+    words = ["<pad>", "<s>", "</s>", "<mask>", "<unk>"]
+    words += ["The", "cat", "sees", "a", "green", "bird", "and", "an", "old", "dog", "."]
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel({word: i for i, word in enumerate(words)}, "<unk>"))
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    ends = {"t5": "$A </s>", "bert": "<s> $A </s>"}.get(place.name, "$A")
+    special = [("<s>", 1), ("</s>", 2)]
+    inner.post_processor = tokenizers.processors.TemplateProcessing(single=ends, special_tokens=special)
+    names = {f"{name}_token": f"<{name}>" for name in ("pad", "mask", "unk")}
+    names |= {"bos_token": "<s>", "cls_token": "<s>", "eos_token": "</s>", "sep_token": "</s>"}
+    transformers.logging.disable_progress_bar()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=inner, model_max_length=32, **names).save_pretrained(place)
+    huggingface_model(place.name).save_pretrained(place)
+
+
 def huggingface_items(kind: str, count: int) -> list[dict[str, list[int]]]:
     """Texts to copy; for GPT-2 a text follows its prompt, for BERT there are no labels."""
     rng, items = np.random.default_rng(0), []
     for _ in range(count):
         words = rng.integers(4, 16, rng.integers(1, 4)).tolist()
-        prompt = {"t5": [], "gpt2": [1, *words, 3], "bert": [1]}[kind]
+        prompt = {"gpt2": [1, *words, 3], "llama": [1, *words, 3], "bert": [1]}.get(kind, [])
         labels = {} if kind == "bert" else {"labels": [*[-100] * len(prompt), *words, 2]}
         items.append({"input_ids": [*prompt, *words, 2], **labels})
     return items
@@ -318,12 +341,13 @@ def trainer_parts(kind: str) -> Parts:
 
 
 def huggingface() -> Entries:
-    """Losses, gradients and outputs of tiny T5, GPT-2 and BERT models, and a few steps of a trainer."""
+    """Losses, gradients and outputs of tiny wrapped models, and a few steps of a trainer."""
     for kind, case in cases()["huggingface"].items():
         for table in "objectives", "decoders":
             for name, fields in case[table].items():
                 yield (f"{kind} {table} {name}", partial(wrapped_parts, kind, name, fields, table == "decoders"))
-        yield f"{kind} trainer", partial(trainer_parts, kind)
+        if "trainer" in case:
+            yield f"{kind} trainer", partial(trainer_parts, kind)
 
 
 # ---- section metrics_tasks ----
