@@ -1,7 +1,7 @@
 """Frozen dataclasses whose fields are checked against their type hints.
 
-A class of options derives from `Options`. A hint may be bool, int, float (finite, or an int), str, a `Literal`, a tuple, a dict, a class,
-a protocol, a callable, or a union of these; `Annotated` adds a range:
+A class of options derives from `Options`. The hint of a field may be bool, int, float (finite; an int fits), str, a
+`Literal`, a tuple, a dict, a class, a protocol, a callable, or a union of these. `Annotated` adds a range:
 
     >>> @dataclass(frozen=True)
     ... class Search(Options):
@@ -20,7 +20,7 @@ a protocol, a callable, or a union of these; `Annotated` adds a range:
 import functools
 import math
 import types
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints, is_typeddict
 
@@ -29,10 +29,15 @@ from unforced.errors import InputError, nearest
 # Ranges
 
 
-@dataclass(frozen=True)
-class AtLeast:
-    """A number x with ``bound`` <= x."""
+class Range:
+    """A condition on the value of a field, written into `Annotated`; its string completes "must be ..."."""
 
+    def holds(self, value: Any) -> bool:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class AtLeast(Range):
     bound: float
 
     def holds(self, value: Any) -> bool:
@@ -43,9 +48,7 @@ class AtLeast:
 
 
 @dataclass(frozen=True)
-class Above:
-    """A number x with ``bound`` < x."""
-
+class Above(Range):
     bound: float
 
     def holds(self, value: Any) -> bool:
@@ -56,10 +59,8 @@ class Above:
 
 
 @dataclass(frozen=True)
-class AtMost:
-    """A number x with x <= ``bound``; only ``AtMost(inf)`` accepts infinity."""
-
-    bound: float
+class AtMost(Range):
+    bound: float  # inf accepts infinity, which other ranges refuse
 
     def holds(self, value: Any) -> bool:
         return bool(value <= self.bound)
@@ -69,9 +70,7 @@ class AtMost:
 
 
 @dataclass(frozen=True)
-class Below:
-    """A number x with x < ``bound``."""
-
+class Below(Range):
     bound: float
 
     def holds(self, value: Any) -> bool:
@@ -82,10 +81,8 @@ class Below:
 
 
 @dataclass(frozen=True)
-class Between:
-    """A number x with ``low`` <= x <= ``high``."""
-
-    low: float
+class Between(Range):
+    low: float  # both ends are included
     high: float
 
     def holds(self, value: Any) -> bool:
@@ -96,10 +93,8 @@ class Between:
 
 
 @dataclass(frozen=True)
-class NotEmpty:
-    """A string, tuple or dict with at least one element."""
-
-    def holds(self, value: Collection[Any]) -> bool:
+class NotEmpty(Range):
+    def holds(self, value: Any) -> bool:
         return len(value) > 0
 
     def __str__(self) -> str:
@@ -107,17 +102,13 @@ class NotEmpty:
 
 
 @dataclass(frozen=True)
-class Distinct:
-    """A tuple without equal elements."""
-
-    def holds(self, value: Collection[Any]) -> bool:
+class Distinct(Range):
+    def holds(self, value: Any) -> bool:
         return len(set(value)) == len(value)
 
     def __str__(self) -> str:
         return "without repeated values"
 
-
-Range = AtLeast | Above | AtMost | Below | Between | NotEmpty | Distinct
 
 Count = Annotated[int, AtLeast(1)]
 Natural = Annotated[int, AtLeast(0)]
@@ -213,8 +204,9 @@ def expected(hint: Any) -> str:
         return _PLAIN[hint]
     if origin is Annotated:
         base, ranges = expected(args[0]), ranges_of(hint)
-        link = ", " if base[-1] == ")" or isinstance(hint.__metadata__[0], NotEmpty | Distinct) else " "
-        return base + (" of " if ranges.startswith("at ") and link == " " else link) + ranges if ranges else base
+        if base not in ("a number", "a whole number"):
+            return f"{base}, {ranges}" if ranges else base
+        return f"{base} {'of ' if ranges.startswith('at ') else ''}{ranges}".rstrip()
     if origin in (Union, types.UnionType):
         return " or ".join(expected(option) for option in args)
     if origin is Literal:
@@ -253,67 +245,57 @@ _Check = Callable[[Any], _Problem | None]
 
 
 @functools.cache
-def _compile(hint: Any) -> _Check:
-    origin, args = get_origin(hint), get_args(hint)
+def _compile(hint: Any, infinite: bool = False) -> _Check:
+    origin, args, must = get_origin(hint), get_args(hint), expected(hint)
     if origin is Annotated:
         return _ranged(hint)
     if origin in (Union, types.UnionType):
-        return _union(args)
+        return _union(args, must)
     if origin is Literal:
-        return _literal(args)
+        return _literal(args, must)
     if origin is tuple:
-        return _tuple(hint)
+        return _tuple(args, must)
     if origin is dict:
-        return _dict(hint)
-    must = expected(hint)
+        return _dict(args[1], must)
     if origin is Callable or hint is Callable:
         return lambda value: None if callable(value) else _Problem(must, value)
     if hint is float:
-        return lambda value: None if _is_number(value) else _Problem(must, value)
+        return lambda value: None if _is_float(value, infinite) or _is_int(value) else _Problem(must, value)
     if hint is int:
-        return lambda value: (
-            None if isinstance(value, int) and value is not True and value is not False else _Problem(must, value)
-        )
-    if hint is None or hint is type(None):
-        return lambda value: None if value is None else _Problem(must, value)
+        return lambda value: None if _is_int(value) else _Problem(must, value)
     return _instance(origin or hint, must)
 
 
-def _compile_infinite(base: _Check) -> _Check:
-    return lambda value: None if isinstance(value, float) and math.isinf(value) else base(value)
+def _is_float(value: Any, infinite: bool) -> bool:
+    return isinstance(value, float) and (math.isfinite(value) or (infinite and math.isinf(value)))
 
 
-def _is_number(value: Any) -> bool:
-    if isinstance(value, float):
-        return math.isfinite(value)
+def _is_int(value: Any) -> bool:
     return isinstance(value, int) and value is not True and value is not False
 
 
 def _instance(cls: Any, must: str) -> _Check:
     """Check for an ordinary class or a runtime-checkable protocol; accept everything for other hints."""
-    if cls is Any or not isinstance(cls, type) or is_typeddict(cls):
-        return lambda value: None
-    if getattr(cls, "_is_protocol", False) and not getattr(cls, "_is_runtime_protocol", False):
+    protocol = getattr(cls, "_is_protocol", False) and not getattr(cls, "_is_runtime_protocol", False)
+    if cls is Any or protocol or is_typeddict(cls) or not isinstance(cls, type):
         return lambda value: None
     known: set[type] = set()  # classes that passed: isinstance with a protocol is slow
 
     def check(value: Any) -> _Problem | None:
         if type(value) in known:
             return None
-        if isinstance(value, cls) and not (isinstance(value, type) and cls is not type):
-            known.add(type(value))
-            return None
-        return _Problem(must, value)
+        if not isinstance(value, cls) or (isinstance(value, type) and cls is not type):  # a class is no instance
+            return _Problem(must, value)
+        known.add(type(value))
+        return None
 
     return check
 
 
 def _ranged(hint: Any) -> _Check:
-    base = _compile(get_args(hint)[0])
-    ranges = [extra for extra in hint.__metadata__ if isinstance(extra, Range)]
-    if AtMost(math.inf) in ranges:
-        base = _compile_infinite(base)
-    plain, whole, words = expected(get_args(hint)[0]), expected(hint), ranges_of(hint)
+    inner, ranges = get_args(hint)[0], [extra for extra in hint.__metadata__ if isinstance(extra, Range)]
+    base = _compile(inner, infinite=AtMost(math.inf) in ranges)
+    plain, whole, words = expected(inner), expected(hint), ranges_of(hint)
 
     def check(value: Any) -> _Problem | None:
         problem = base(value)
@@ -327,26 +309,24 @@ def _ranged(hint: Any) -> _Check:
     return check
 
 
-def _union(options: tuple[Any, ...]) -> _Check:
+def _union(options: tuple[Any, ...], must: str) -> _Check:
     checks = [(_compile(option), expected(option)) for option in options]
-    checks.sort(key=lambda pair: pair[1] != "none")  # the cheapest first
-    must = " or ".join(map(expected, options))
 
     def check(value: Any) -> _Problem | None:
-        closest = None
+        advice, closest = "", None
         for one, words in checks:
             problem = one(value)
             if problem is None:
                 return None
-            if problem.must != words or problem.advice:  # the right type, but not the right value
-                closest = problem if problem.place or problem.must != words else problem._replace(must=must)
-        return closest or _Problem(must, value)
+            advice = advice or problem.advice
+            if problem.must != words:  # the right type, but not the right value
+                closest = problem
+        return closest or _Problem(must, value, advice=advice)
 
     return check
 
 
-def _literal(choices: tuple[Any, ...]) -> _Check:
-    must = f"one of {', '.join(map(str, choices))}"
+def _literal(choices: tuple[Any, ...], must: str) -> _Check:
     known = [choice for choice in choices if isinstance(choice, str)]
 
     def check(value: Any) -> _Problem | None:
@@ -359,8 +339,7 @@ def _literal(choices: tuple[Any, ...]) -> _Check:
     return check
 
 
-def _tuple(hint: Any) -> _Check:
-    args, must = get_args(hint), expected(hint)
+def _tuple(args: tuple[Any, ...], must: str) -> _Check:
     variable = args[-1:] == (Ellipsis,)
     checks = [_compile(arg) for arg in args if arg is not Ellipsis]
 
@@ -378,8 +357,8 @@ def _tuple(hint: Any) -> _Check:
     return check
 
 
-def _dict(hint: Any) -> _Check:
-    must, inner = expected(hint), _compile(get_args(hint)[1])
+def _dict(hint: Any, must: str) -> _Check:
+    inner = _compile(hint)
 
     def check(value: Any) -> _Problem | None:
         if not isinstance(value, Mapping):
