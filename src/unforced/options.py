@@ -17,7 +17,6 @@ A class of options derives from `Options`. The hint of a field may be bool, int,
     unforced.errors.InputError: scores must be one of local, global, got 'glob'; did you mean "global"?
 """
 
-import functools
 import math
 import types
 from collections.abc import Callable, Mapping
@@ -244,7 +243,6 @@ class _Problem(NamedTuple):
 _Check = Callable[[Any], _Problem | None]
 
 
-@functools.cache
 def _compile(hint: Any, infinite: bool = False) -> _Check:
     origin, args, must = get_origin(hint), get_args(hint), expected(hint)
     if origin is Annotated:

@@ -1,6 +1,5 @@
 """What recipes and the command line can name: one line an entry, imported only when it is used."""
 
-from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import Any
 
@@ -78,7 +77,7 @@ CATALOGUE: dict[str, dict[str, str]] = {
     },
 }
 
-# A field of one of these types holds any entry of the kind, picked by its ``name``.
+# A field of one of these types holds an instance of any class of the kind.
 PROTOCOLS = {
     "unforced.protocols:Objective": "objectives",
     "unforced.protocols:Schedule": "schedules",
@@ -104,27 +103,6 @@ def resolve(kind: str, name: str) -> type:
     return cls
 
 
-class Entries(Mapping[str, type]):
-    """The classes of a kind by name, each imported when it is looked up."""
-
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
-
-    def __getitem__(self, name: str) -> type:
-        if name not in CATALOGUE[self.kind]:
-            raise KeyError(name)
-        return resolve(self.kind, name)
-
-    def __contains__(self, name: object) -> bool:
-        return name in CATALOGUE[self.kind]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(CATALOGUE[self.kind])
-
-    def __len__(self) -> int:
-        return len(CATALOGUE[self.kind])
-
-
 def address(cls: type) -> str:
     """A class as the catalogue writes it."""
     return f"{cls.__module__}:{cls.__qualname__}"
@@ -141,7 +119,6 @@ def name_of(kind: str, value: Any) -> str | None:
     return next((name for name, entry in CATALOGUE[kind].items() if entry == address(cls)), None)
 
 
-def named(hint: Any) -> Mapping[str, type] | None:
-    """Return the classes by name that a field may hold if its type is one of the protocols above, else None."""
-    kind = PROTOCOLS.get(address(hint)) if isinstance(hint, type) else None
-    return None if kind is None else Entries(kind)
+def kind_of(hint: Any) -> str | None:
+    """Return the kind of classes that a field of this type holds, or None if it is none of the `PROTOCOLS`."""
+    return PROTOCOLS.get(address(hint)) if isinstance(hint, type) else None

@@ -10,7 +10,7 @@ import torch
 from unforced.errors import InputError, nearest
 from unforced.recipes.fields import fields_of, pick, to_mapping
 from unforced.recipes.recipe import Recipe, merge, parse_overrides
-from unforced.registry import Entries, name_of
+from unforced.registry import CATALOGUE, name_of, resolve
 from unforced.training.loading import fastest_device, load, read_recipe
 from unforced.training.run_folder import RunFolder
 from unforced.types import Example
@@ -70,19 +70,19 @@ def decode_lines(
 
 def choose(single: Recipe, method: str, options: Sequence[str], nbest: int) -> Any:
     """The recipe's decoder of this name, or else the catalogue's, with ``key=value`` options."""
-    entries = Entries("decoders")
     own = single.decoding.get(method)
     name = method if own is None else name_of("decoders", own)
-    if name is None or name not in entries:
-        raise InputError(f'there is no decoder "{method}"; {nearest(method, {**single.decoding, **entries})}')
+    if name is None or name not in CATALOGUE["decoders"]:
+        known = {**single.decoding, **CATALOGUE["decoders"]}
+        raise InputError(f'there is no decoder "{method}"; {nearest(method, known)}')
     fields = {} if own is None else to_mapping(own)
     changes = parse_overrides(options)
     if nbest > 1:
-        copies = [field.name for field in fields_of(entries[name]) if field.name in COPIES]
+        copies = [field.name for field in fields_of(resolve("decoders", name)) if field.name in COPIES]
         if not copies:
             raise InputError(f"{name} gives one output of a source, not {nbest}")
         changes[copies[0]] = nbest
-    return pick(entries, merge(fields, changes) | {"method": name}, method, "method")
+    return pick("decoders", merge(fields, changes) | {"method": name}, method, "method")
 
 
 def text_of(line: bytes, number: int) -> str:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from unforced.errors import InputError, nearest
 from unforced.options import check_value, expected, hints_of, show
-from unforced.registry import CATALOGUE, name_of, named
+from unforced.registry import CATALOGUE, kind_of, name_of, resolve
 
 T = TypeVar("T")
 
@@ -80,9 +80,9 @@ def _converted(hint: Any, value: Any, where: str) -> Any:
     if value == "none" and type(None) in options:
         return None
     for option in options:
-        classes, origin, args = named(option), get_origin(option), get_args(option)
-        if classes is not None and (isinstance(value, Mapping) or (isinstance(value, str) and value in classes)):
-            return pick(classes, value, where)
+        kind, origin, args = kind_of(option), get_origin(option), get_args(option)
+        if kind is not None and (isinstance(value, Mapping) or (isinstance(value, str) and value in CATALOGUE[kind])):
+            return pick(kind, value, where)
         if origin is tuple and isinstance(value, list | tuple):
             inner = args[:1] * len(value) if args[-1] is Ellipsis else args
             if len(inner) != len(value):
@@ -98,20 +98,21 @@ def _converted(hint: Any, value: Any, where: str) -> Any:
     return value
 
 
-def pick(classes: Mapping[str, type], value: Any, where: str, key: str = "name") -> Any:
-    """Return an instance of the class that ``value[key]`` names; a string is a name without fields."""
+def pick(kind: str, value: Any, where: str, key: str = "name") -> Any:
+    """Return an instance of the class of this kind that ``value[key]`` names; a string is a name without fields."""
     if isinstance(value, str):
         value = {key: value}
     if not isinstance(value, Mapping):
-        if is_dataclass(value) and type(value) in classes.values():
+        if name_of(kind, value) is not None:
             return value
         raise InputError(f"{where} must be a table with a {key}, got {show(value)}")
     if key not in value:
-        raise InputError(f"{join(where, key)} is missing; {nearest('', classes)}")
+        raise InputError(f"{join(where, key)} is missing; {nearest('', CATALOGUE[kind])}")
     name = value[key]
-    check_value(join(where, key), Literal[tuple(classes)], name)
-    check_keys(value, [key, *(field.name for field in fields_of(classes[name]))], where)
-    return build(classes[name], {k: v for k, v in value.items() if k != key}, where)
+    check_value(join(where, key), Literal[tuple(CATALOGUE[kind])], name)
+    cls = resolve(kind, name)
+    check_keys(value, [key, *(field.name for field in fields_of(cls))], where)
+    return build(cls, {k: v for k, v in value.items() if k != key}, where)
 
 
 def to_mapping(instance: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args, get_origin
 from unforced.options import expected, hints_of
 from unforced.recipes.fields import default_of, fields_of, options_of, required, to_plain
 from unforced.recipes.recipe import builtin, read
-from unforced.registry import CATALOGUE, Entries, named
+from unforced.registry import CATALOGUE, kind_of, resolve
 
 
 def entries(kind: str) -> list[dict[str, Any]]:
@@ -29,7 +29,8 @@ def entries(kind: str) -> list[dict[str, Any]]:
             }
             for name, data in recipes.items()
         ]
-    return [{"name": name, "summary": summary(cls), "fields": describe(cls)} for name, cls in Entries(kind).items()]
+    classes = {name: resolve(kind, name) for name in CATALOGUE[kind]}
+    return [{"name": name, "summary": summary(cls), "fields": describe(cls)} for name, cls in classes.items()]
 
 
 def summary(cls: type) -> str:
@@ -87,7 +88,8 @@ def choices(hint: Any) -> list[Any] | None:
     found: list[Any] = []
     for option in options_of(hint):
         option = get_args(option)[0] if get_origin(option) is tuple else option
-        found += get_args(option) if get_origin(option) is Literal else named(option) or ()
+        kind = kind_of(option)
+        found += get_args(option) if get_origin(option) is Literal else CATALOGUE[kind] if kind else ()
     return list(dict.fromkeys(found)) or None
 
 
@@ -98,7 +100,7 @@ def spell(hint: Any) -> str:
         origin, args = get_origin(option), get_args(option)
         if origin is Literal:
             words += [type(choice).__name__ for choice in args]
-        elif named(option) is not None:
+        elif kind_of(option) is not None:
             words.append("named")
         elif origin is tuple:
             words.append(f"tuple[{', '.join('...' if arg is Ellipsis else spell(arg) for arg in args)}]")

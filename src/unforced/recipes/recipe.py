@@ -17,7 +17,7 @@ import tomli_w
 from unforced.errors import InputError, nearest
 from unforced.options import Distinct, Natural, NotEmpty, show
 from unforced.recipes.fields import build, check_keys, convert, join, pick, to_mapping
-from unforced.registry import Entries, name_of
+from unforced.registry import CATALOGUE, name_of
 from unforced.training.options import Training
 
 NAMED = ("task", "model", "objective")  # tables that a bare name may stand for
@@ -201,7 +201,7 @@ class Recipe:
         check_keys(data, KEYS)
         parts: Data = {}
         for key, kind in KINDS.items():
-            parts[key] = pick(Entries(kind), data[key], key) if key in data else None
+            parts[key] = pick(kind, data[key], key) if key in data else None
         if parts["task"] is not None and (reading := getattr(parts["model"], "reading", None)):
             parts["task"] = reading(parts["task"])  # by the model's own tokenizer
         training = build(Training, data.get("training", {}), "training")
@@ -209,7 +209,7 @@ class Recipe:
         if not isinstance(tables, Mapping):
             raise InputError(f"decoding must be a table of decoders, got {show(tables)}")
         decoding = {
-            check_name(name, "decoding"): pick(Entries("decoders"), table, join("decoding", name), "method")
+            check_name(name, "decoding"): pick("decoders", table, join("decoding", name), "method")
             for name, table in tables.items()
         }
         variants = read_variants(data.get("variants", []))
@@ -300,7 +300,7 @@ def check_complete(recipe: Recipe) -> None:
     """Raise `InputError` if parts are missing, as in the recipe of a run with objects of the user's own."""
     for key, kind in KINDS.items():
         if getattr(recipe, key) is None:
-            raise InputError(f"{key}: a table with a name is missing; {nearest('', Entries(kind))}")
+            raise InputError(f"{key}: a table with a name is missing; {nearest('', CATALOGUE[kind])}")
     judge, decoders = recipe.training.validate, recipe.decoding
     if judge not in decoders:
         raise InputError(f"training.validate: there is no [decoding.{judge}]; {nearest(judge, decoders)}")
