@@ -1,6 +1,7 @@
 """The hand-written pages run, and their tables are the generated ones."""
 
 import doctest
+import importlib
 import io
 import random
 import re
@@ -13,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from unforced.cli import main
+from unforced.registry import REGISTRY
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -44,7 +46,8 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_recipes_that_pages_name_are_there() -> None:
-    there = {path.stem for path in (ROOT / "src" / "unforced" / "recipes" / "builtin").glob("*.toml")}
+    folders = (ROOT / "src" / "unforced" / "recipes" / "builtin", ROOT / "docs" / "skeleton")
+    there = {path.stem for folder in folders for path in folder.glob("*.toml")}
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         named = set(re.findall(r"unforced compare (\w+)(?![\w.])", text))
@@ -56,6 +59,34 @@ def test_tables_in_pages_are_the_generated_ones() -> None:
         [sys.executable, str(ROOT / "tools" / "fill_tables.py"), "--check"], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout
+
+
+def test_skeleton_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The three files of docs/extending.md: the recipe trains, and the tests pass."""
+    skeleton = ROOT / "docs" / "skeleton"
+    monkeypatch.syspath_prepend(str(skeleton))
+    monkeypatch.setitem(REGISTRY["objectives"], "word_dropout", "word_dropout:WordDropout")
+    recipe = str(skeleton / "word_dropout.toml")
+    assert (
+        main(
+            [
+                "train",
+                recipe,
+                "--variant",
+                "word_dropout",
+                "--run",
+                str(tmp_path),
+                "training.epochs=none",
+                "training.steps=2",
+            ]
+        )
+        == 0
+    )
+    tests = importlib.import_module("test_word_dropout")
+    checks = [value for name, value in vars(tests).items() if name.startswith("test_")]
+    assert len(checks) == 3
+    for check in checks:
+        check()
 
 
 SHORT = {

@@ -1,11 +1,11 @@
-"""What recipes and the command line can name: one line an entry, imported only when it is used."""
+"""The names that recipes and the command line can use: one line per class, imported on first use."""
 
 from importlib import import_module
 from typing import Any
 
 from unforced.errors import InputError, nearest
 
-CATALOGUE: dict[str, dict[str, str]] = {
+REGISTRY: dict[str, dict[str, str]] = {
     "objectives": {
         "cross_entropy": "unforced.objectives.cross_entropy:CrossEntropy",
         "label_smoothing": "unforced.objectives.label_smoothing:LabelSmoothing",
@@ -87,36 +87,36 @@ PROTOCOLS = {
 
 
 def resolve(kind: str, name: str) -> type:
-    """The class behind a name.
+    """Return the class of a name.
 
     >>> resolve("objectives", "label_smoothing")
     <class 'unforced.objectives.label_smoothing.LabelSmoothing'>
     >>> resolve("objectives", "lable_smoothing")
     Traceback (most recent call last):
-    unforced.errors.InputError: "lable_smoothing" is not among the objectives; did you mean "label_smoothing"?
+    unforced.errors.InputError: there is no "lable_smoothing" in objectives; did you mean "label_smoothing"?
     """
-    entries = CATALOGUE[kind]
+    entries = REGISTRY[kind]
     if name not in entries:
-        raise InputError(f'"{name}" is not among the {kind}; {nearest(name, entries)}')
+        raise InputError(f'there is no "{name}" in {kind}; {nearest(name, entries)}')
     module, _, attribute = entries[name].partition(":")
     cls: type = getattr(import_module(module), attribute)
     return cls
 
 
 def address(cls: type) -> str:
-    """A class as the catalogue writes it."""
+    """Return a class as ``module:name``."""
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
 def name_of(kind: str, value: Any) -> str | None:
-    """The name under which the class of ``value`` stands in the catalogue, or None.
+    """Return the registered name of a class, or of the class of an object; None if it has none.
 
     >>> from unforced.objectives.cross_entropy import CrossEntropy
     >>> name_of("objectives", CrossEntropy()), name_of("objectives", 3)
     ('cross_entropy', None)
     """
     cls = value if isinstance(value, type) else type(value)
-    return next((name for name, entry in CATALOGUE[kind].items() if entry == address(cls)), None)
+    return next((name for name, entry in REGISTRY[kind].items() if entry == address(cls)), None)
 
 
 def kind_of(hint: Any) -> str | None:

@@ -16,7 +16,7 @@ from unforced import cli
 from unforced.cli import main
 from unforced.errors import InputError
 from unforced.recipes.recipe import builtin, load
-from unforced.registry import CATALOGUE
+from unforced.registry import REGISTRY
 from unforced.reports.tables import table
 
 
@@ -129,18 +129,18 @@ def test_list_says_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list"]) == 0
     parts = dict(line.split("\t") for line in capsys.readouterr().out.splitlines())
     assert {part: names.split(", ") for part, names in parts.items()} == {
-        **{part: list(names) for part, names in CATALOGUE.items()},
+        **{part: list(names) for part, names in REGISTRY.items()},
         "recipes": list(builtin()),
     }
     assert main(["list", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["recipes"] == list(builtin())
 
 
-@pytest.mark.parametrize("kind", CATALOGUE)
+@pytest.mark.parametrize("kind", REGISTRY)
 def test_list_as_json(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", kind, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert [entry["name"] for entry in found] == list(CATALOGUE[kind])
+    assert [entry["name"] for entry in found] == list(REGISTRY[kind])
     for entry in found:
         for field in entry["fields"]:
             assert set(field) == {"name", "type", "expected", "required", "default", "choices", "doc"}

@@ -183,7 +183,7 @@ def test_builders() -> None:
         unforced.objective("label_smoothing", smoothign=0.2)
     with pytest.raises(unforced.InputError, match=r"^lstm\.hidden must be a whole number"):
         unforced.model("lstm", hidden=2.5)
-    with pytest.raises(unforced.InputError, match='"pears" is not among the tasks; did you mean "pairs"'):
+    with pytest.raises(unforced.InputError, match='there is no "pears" in tasks; did you mean "pairs"'):
         unforced.task("pears")
 
 

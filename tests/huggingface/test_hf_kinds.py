@@ -9,7 +9,7 @@ import torch
 from trainer_cases import REFUSALS, losses, objective, serves, trainer, weights
 
 from unforced.errors import InputError
-from unforced.registry import CATALOGUE
+from unforced.registry import REGISTRY
 
 TABLE = Path(__file__).resolve().parents[2] / "results" / "huggingface.md"
 Record = Callable[[str, object], None]
@@ -26,7 +26,7 @@ def learns(made: Any) -> bool:
 
 
 @pytest.mark.parametrize("column", ["t5", "gpt2", "bert"])
-@pytest.mark.parametrize("name", CATALOGUE["objectives"])
+@pytest.mark.parametrize("name", REGISTRY["objectives"])
 def test_kinds_of_models(name: str, column: str, tmp_path: Path, record_property: Record) -> None:
     """It trains, or the error names what the model lacks."""
     made = trainer(column, objective(name), tmp_path)
@@ -40,7 +40,7 @@ def test_kinds_of_models(name: str, column: str, tmp_path: Path, record_property
     record_property("outcome", "yes" if serves(name, column) else "–")
 
 
-@pytest.mark.parametrize("name", [name for name in CATALOGUE["objectives"] if serves(name, "gpt2")])
+@pytest.mark.parametrize("name", [name for name in REGISTRY["objectives"] if serves(name, "gpt2")])
 def test_with_gradient_checkpointing(name: str, tmp_path: Path, record_property: Record) -> None:
     """It trains, or the error says why it can't."""
     try:
@@ -59,4 +59,4 @@ def test_the_table_is_up_to_date() -> None:
     lines = [line.split(" | ") for line in TABLE.read_text(encoding="utf-8").splitlines()[2:]]
     told = {cells[0].strip("| `"): [cell.strip("| ") == "yes" for cell in cells[1:4]] for cells in lines}
     kinds = ("t5", "gpt2", "bert")
-    assert told == {name: [serves(name, kind) for kind in kinds] for name in CATALOGUE["objectives"]}
+    assert told == {name: [serves(name, kind) for kind in kinds] for name in REGISTRY["objectives"]}

@@ -14,7 +14,7 @@ from unforced.errors import InputError
 from unforced.huggingface.batches import batch
 from unforced.huggingface.codec import LabelledExamples, TokenizerVocabulary
 from unforced.protocols import fitted
-from unforced.registry import CATALOGUE
+from unforced.registry import REGISTRY
 from unforced.types import Progress
 
 tf = pytest.importorskip("transformers")
@@ -115,7 +115,7 @@ def serves(name: str, kind: str) -> bool:
 
 
 def objectives_for(kind: str) -> list[str]:
-    return [name for name in CATALOGUE["objectives"] if serves(name, kind)]
+    return [name for name in REGISTRY["objectives"] if serves(name, kind)]
 
 
 def texts(count: int, seed: int = 0, least: int = 1, most: int = 5) -> list[list[int]]:

@@ -17,7 +17,7 @@ from unforced.models.toy import Toy
 from unforced.models.transformer import Transformer
 from unforced.objectives.sequence_smoothing import SequenceSmoothing
 from unforced.objectives.token_smoothing import TokenSmoothing
-from unforced.registry import CATALOGUE, resolve
+from unforced.registry import REGISTRY, resolve
 from unforced.types import Batch, Loss, Progress, Sizes, Symbols
 
 SYMBOLS = Symbols(pad=0, bos=1, eos=2, banned=(0, 1))
@@ -181,7 +181,7 @@ def short_searches_are_made_again_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_objective_of_the_catalogue_is_in_the_table() -> None:
-    assert set(TABLE) == set(CATALOGUE["objectives"])
+    assert set(TABLE) == set(REGISTRY["objectives"])
 
 
 @pytest.mark.parametrize("model_name", MODELS)

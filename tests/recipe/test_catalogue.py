@@ -9,9 +9,9 @@ from unforced.errors import InputError
 from unforced.options import hints_of
 from unforced.recipes.fields import build, fields_of, options_of, required, to_mapping
 from unforced.recipes.listing import describe, entries
-from unforced.registry import CATALOGUE, name_of, resolve
+from unforced.registry import REGISTRY, name_of, resolve
 
-LINES = [(kind, name) for kind, names in CATALOGUE.items() for name in names]
+LINES = [(kind, name) for kind, names in REGISTRY.items() for name in names]
 OFFERS = {
     "objectives": ("__call__",),
     "models": ("build",),
@@ -54,10 +54,10 @@ def test_each_line(kind: str, name: str) -> None:
             setattr(instance, fields_of(cls)[0].name, 1)
 
 
-@pytest.mark.parametrize("kind", CATALOGUE)
+@pytest.mark.parametrize("kind", REGISTRY)
 def test_entries_say_what_they_are(kind: str) -> None:
     found = entries(kind)
-    assert [entry["name"] for entry in found] == list(CATALOGUE[kind])
+    assert [entry["name"] for entry in found] == list(REGISTRY[kind])
     assert all(entry["summary"] for entry in found)
 
 
@@ -71,7 +71,7 @@ def test_misspelt_names_and_fields(kind: str, name: str) -> None:
 
 
 def test_unknown_names() -> None:
-    with pytest.raises(InputError, match='"zzz" is not among the models; there are: lstm, '):
+    with pytest.raises(InputError, match='there is no "zzz" in models; there are: lstm, '):
         resolve("models", "zzz")
     with pytest.raises(InputError):
         resolve("models", "os:system")

@@ -10,7 +10,7 @@ import torch
 from unforced.errors import InputError, nearest
 from unforced.recipes.fields import fields_of, pick, to_mapping
 from unforced.recipes.recipe import Recipe, merge, parse_overrides
-from unforced.registry import CATALOGUE, name_of, resolve
+from unforced.registry import REGISTRY, name_of, resolve
 from unforced.training.loading import fastest_device, load, read_recipe
 from unforced.training.run_folder import RunFolder
 from unforced.types import Example
@@ -72,8 +72,8 @@ def choose(single: Recipe, method: str, options: Sequence[str], nbest: int) -> A
     """The recipe's decoder of this name, or else the catalogue's, with ``key=value`` options."""
     own = single.decoding.get(method)
     name = method if own is None else name_of("decoders", own)
-    if name is None or name not in CATALOGUE["decoders"]:
-        known = {**single.decoding, **CATALOGUE["decoders"]}
+    if name is None or name not in REGISTRY["decoders"]:
+        known = {**single.decoding, **REGISTRY["decoders"]}
         raise InputError(f'there is no decoder "{method}"; {nearest(method, known)}')
     fields = {} if own is None else to_mapping(own)
     changes = parse_overrides(options)

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from unforced.errors import InputError, nearest
 from unforced.options import check_value, expected, hints_of, show
-from unforced.registry import CATALOGUE, kind_of, name_of, resolve
+from unforced.registry import REGISTRY, kind_of, name_of, resolve
 
 T = TypeVar("T")
 
@@ -81,7 +81,7 @@ def _converted(hint: Any, value: Any, where: str) -> Any:
         return None
     for option in options:
         kind, origin, args = kind_of(option), get_origin(option), get_args(option)
-        if kind is not None and (isinstance(value, Mapping) or (isinstance(value, str) and value in CATALOGUE[kind])):
+        if kind is not None and (isinstance(value, Mapping) or (isinstance(value, str) and value in REGISTRY[kind])):
             return pick(kind, value, where)
         if origin is tuple and isinstance(value, list | tuple):
             inner = args[:1] * len(value) if args[-1] is Ellipsis else args
@@ -107,9 +107,9 @@ def pick(kind: str, value: Any, where: str, key: str = "name") -> Any:
             return value
         raise InputError(f"{where} must be a table with a {key}, got {show(value)}")
     if key not in value:
-        raise InputError(f"{join(where, key)} is missing; {nearest('', CATALOGUE[kind])}")
+        raise InputError(f"{join(where, key)} is missing; {nearest('', REGISTRY[kind])}")
     name = value[key]
-    check_value(join(where, key), Literal[tuple(CATALOGUE[kind])], name)
+    check_value(join(where, key), Literal[tuple(REGISTRY[kind])], name)
     cls = resolve(kind, name)
     check_keys(value, [key, *(field.name for field in fields_of(cls))], where)
     return build(cls, {k: v for k, v in value.items() if k != key}, where)
@@ -131,7 +131,7 @@ def to_plain(value: Any, hint: Any) -> Any:
     options = options_of(hint)
     if is_dataclass(value) and not isinstance(value, type):
         table = to_mapping(value)
-        names = [] if type(value) in options else [name_of(kind, value) for kind in CATALOGUE]
+        names = [] if type(value) in options else [name_of(kind, value) for kind in REGISTRY]
         return next(({"name": name, **table} for name in names if name is not None), table)
     if isinstance(value, tuple | list):
         args = next((get_args(option) for option in options if get_origin(option) is tuple), (Any, ...))

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args, get_origin
 from unforced.options import expected, hints_of
 from unforced.recipes.fields import default_of, fields_of, options_of, required, to_plain
 from unforced.recipes.recipe import builtin, read
-from unforced.registry import CATALOGUE, kind_of, resolve
+from unforced.registry import REGISTRY, kind_of, resolve
 
 
 def entries(kind: str) -> list[dict[str, Any]]:
@@ -29,13 +29,13 @@ def entries(kind: str) -> list[dict[str, Any]]:
             }
             for name, data in recipes.items()
         ]
-    classes = {name: resolve(kind, name) for name in CATALOGUE[kind]}
+    classes = {name: resolve(kind, name) for name in REGISTRY[kind]}
     return [{"name": name, "summary": summary(cls), "fields": describe(cls)} for name, cls in classes.items()]
 
 
 def summary(cls: type) -> str:
     """Return the first paragraph of the docstring of a class, or of its module if it holds this class alone."""
-    alone = sum(entry.startswith(f"{cls.__module__}:") for kind in CATALOGUE.values() for entry in kind.values()) < 2
+    alone = sum(entry.startswith(f"{cls.__module__}:") for kind in REGISTRY.values() for entry in kind.values()) < 2
     doc = (alone and inspect.getdoc(sys.modules[cls.__module__])) or inspect.getdoc(cls) or ""
     return " ".join(doc.split("\n\n")[0].split())
 
@@ -89,7 +89,7 @@ def choices(hint: Any) -> list[Any] | None:
     for option in options_of(hint):
         option = get_args(option)[0] if get_origin(option) is tuple else option
         kind = kind_of(option)
-        found += get_args(option) if get_origin(option) is Literal else CATALOGUE[kind] if kind else ()
+        found += get_args(option) if get_origin(option) is Literal else REGISTRY[kind] if kind else ()
     return list(dict.fromkeys(found)) or None
 
 

@@ -17,7 +17,7 @@ import tomli_w
 from unforced.errors import InputError, nearest
 from unforced.options import Distinct, Natural, NotEmpty, show
 from unforced.recipes.fields import build, check_keys, convert, join, pick, to_mapping
-from unforced.registry import CATALOGUE, name_of
+from unforced.registry import REGISTRY, name_of
 from unforced.training.options import Training
 
 NAMED = ("task", "model", "objective")  # tables that a bare name may stand for
@@ -300,7 +300,7 @@ def check_complete(recipe: Recipe) -> None:
     """Raise `InputError` if parts are missing, as in the recipe of a run with objects of the user's own."""
     for key, kind in KINDS.items():
         if getattr(recipe, key) is None:
-            raise InputError(f"{key}: a table with a name is missing; {nearest('', CATALOGUE[kind])}")
+            raise InputError(f"{key}: a table with a name is missing; {nearest('', REGISTRY[kind])}")
     judge, decoders = recipe.training.validate, recipe.decoding
     if judge not in decoders:
         raise InputError(f"training.validate: there is no [decoding.{judge}]; {nearest(judge, decoders)}")
