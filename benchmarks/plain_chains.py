@@ -20,7 +20,7 @@ def plain_sweep(
     sampler: MetropolisHastings, model: Any, batch: Batch, state: ChainState, rng: torch.Generator
 ) -> tuple[Tensor, Tensor]:
     """One sweep of single positions, one chain for each example: tokens [B,T] and energies [B]."""
-    start = MetropolisWalk(sampler, model, batch).begin(rng, state)  # the order of visits, and keys
+    start = MetropolisWalk(sampler, model, batch).start_sweep(rng, state)  # the order of visits, and keys
     free = variables(batch)
     found, energies = state.tokens.clone(), state.energy.clone()
     for b in range(len(batch)):

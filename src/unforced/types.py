@@ -170,7 +170,7 @@ class ChainInfo(NamedTuple):
     accepted: Tensor  # [R] bool
     novel: Tensor  # [R] bool: accepted, and the tokens changed
     energy: Tensor  # [R] float64, after the step
-    log_ratio: Tensor  # [R] float64, accepted with probability min(1, exp); an upper bound if that suffices to reject
+    log_ratio: Tensor  # [R] float64, accepted with probability min(1, exp)
     positions: Tensor  # [R,T] bool: the masked positions
 
 

@@ -81,5 +81,5 @@ def test_complaints() -> None:
     with pytest.raises(InputError, match="needs a model with lengths"):
         Chain()(TableModel(7), batch, rng=rng())
     for wrong in ({"output": "lowest"}, {"chains": 2}):
-        with pytest.raises(InputError, match="without energy can't tell"):
+        with pytest.raises(InputError, match="cannot rank states or chains"):
             Chain(kernel=Gibbs(energy=None), **wrong)  # type: ignore[arg-type]

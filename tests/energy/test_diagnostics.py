@@ -178,7 +178,7 @@ def test_diagnosis() -> None:
     assert found.energy == pytest.approx(float(energy.mean()))
     assert found.last_energy == pytest.approx(float(energy[-1].mean()))
     assert found.stuck.tolist() == [False, False, True, True]
-    assert found.doubtful.tolist() == [False, True]
+    assert found.unconverged.tolist() == [False, True]
     assert found.worst_rhat == math.inf
     assert found.least_ess == float(found.ess[1]) < 5
     torch.testing.assert_close(found.rhat[0], rhat(energy[:, :2].T))
@@ -194,4 +194,4 @@ def test_before_the_first_sweep() -> None:
     assert math.isnan(found.energy)
     assert found.rhat.isnan().tolist() == [True, True]
     assert math.isnan(found.worst_rhat)
-    assert found.doubtful.tolist() == [True, True]
+    assert found.unconverged.tolist() == [True, True]

@@ -59,7 +59,7 @@ def walk(batch: Batch, model: Any = None, **fields: Any) -> MetropolisWalk:
 
 def wrong(chains: MetropolisWalk, size: int = 5, **rest: Any) -> float:
     """How far the chains are from sampling their energy."""
-    return violations(chains, chains.batch, size, chains.moves.energy, **rest).worst
+    return violations(chains, chains.batch, size, chains.options.energy, **rest).worst
 
 
 @pytest.mark.parametrize("model", [TableModel, WithFeaturesAt])
@@ -181,48 +181,6 @@ def test_an_old_token_outside_the_nucleus_rejects() -> None:
     assert bool((info.log_ratio[outside] == -torch.inf).all())
     assert bool(info.accepted[~outside].all())
     assert torch.equal(after.tokens[outside], state.tokens[outside])
-
-
-class Full(MetropolisWalk):
-    """Without the cancellation."""
-
-    def cancels(self, turn: Any, target: float) -> bool:
-        return False
-
-
-class Whole(MetropolisWalk):
-    """All terms at once: nothing is rejected early."""
-
-    def stages(self, wanted: Tensor, old: Tensor) -> list[Tensor]:
-        return [wanted]
-
-
-@pytest.mark.parametrize(("other", "kind"), [(Full, "local"), (Full, "raw"), (Whole, "local")])
-def test_cancellation_and_early_rejection_change_nothing(other: type[MetropolisWalk], kind: Any) -> None:
-    batch, moves = letters(3, [4, 7, 5]), MetropolisHastings(energy=kind)
-    one, two = MetropolisWalk(moves, TableModel(5), batch), other(moves, TableModel(5), batch)
-    assert one.cancels(one.turn(one.init(batch.gold)), 1.0)
-    begin = random_start(batch, 5, generator(), 20)
-    a, b = one.init(begin), two.init(begin)
-    rng_a, rng_b = generator(2), generator(2)
-    early = 0
-    for _ in range(40):
-        a, info = one.step(rng_a, a)
-        b, whole = two.step(rng_b, b)
-        assert torch.equal(a.tokens, b.tokens)
-        assert torch.equal(info.accepted, whole.accepted)
-        kept = info.accepted
-        torch.testing.assert_close(info.log_ratio[kept], whole.log_ratio[kept], rtol=0, atol=1e-9)
-        assert bool((info.log_ratio >= whole.log_ratio - 1e-9).all())
-        early += int((info.log_ratio > whole.log_ratio + 1e-9).sum())
-        torch.testing.assert_close(a.energy, b.energy, rtol=0, atol=1e-9)
-    if other is Whole:
-        assert early > 20  # else this shows nothing
-
-
-def test_exact_without_the_cancellation() -> None:
-    for kind in ("raw", "local"):
-        assert wrong(Full(MetropolisHastings(energy=kind), TableModel(5), letters(3, [2, 3]))) < EXACT
 
 
 def test_fewer_copies_than_the_plain_loop() -> None:
@@ -423,7 +381,7 @@ def test_many_chains_are_distributed_like_the_enumerated_target(moves: Metropoli
 def test_random_orders_are_uniform_and_without_replacement() -> None:
     batch = letters(3, [3], width=5)
     chains = walk(batch)
-    state = chains.begin(generator(), chains.init(batch.gold.repeat(3000, 1)))
+    state = chains.start_sweep(generator(), chains.init(batch.gold.repeat(3000, 1)))
     visited = state.order[:, :3]
     assert bool((visited.sort(dim=1).values == torch.arange(3)).all())
     orders = visited[:, 0] * 9 + visited[:, 1] * 3 + visited[:, 2]
@@ -431,7 +389,7 @@ def test_random_orders_are_uniform_and_without_replacement() -> None:
     assert len(counts) == 6
     assert chisquare(counts.tolist()).pvalue > 1e-4
     left = walk(batch, order="left_to_right")
-    assert left.begin(generator(), left.init(batch.gold)).order.tolist() == [[0, 1, 2, 3, 4]]
+    assert left.start_sweep(generator(), left.init(batch.gold)).order.tolist() == [[0, 1, 2, 3, 4]]
 
 
 def test_a_sweep_visits_every_variable_once_and_says_so() -> None:
@@ -542,7 +500,7 @@ def test_bad_starts_and_scores_are_named() -> None:
     kernel = MetropolisHastings().kernel(TableModel(6), batch)
     with pytest.raises(InputError, match="special tokens"):
         kernel.init(torch.ones_like(batch.gold))
-    with pytest.raises(InputError, match="no rows of a batch"):
+    with pytest.raises(InputError, match="do not fit a batch"):
         kernel.init(batch.gold[:1, :2])
     with pytest.raises(InputError, match="needs a model with scores"):
         MetropolisHastings().kernel(torch.nn.Linear(1, 1), batch)

@@ -10,13 +10,7 @@ from torch import Tensor
 
 from unforced.energy import energies, factored, partition
 from unforced.energy.factored import Factored, block_widths
-from unforced.energy.partition import (
-    Partition,
-    energies_in_parts,
-    length_log_probs,
-    log_partition,
-    log_partition_with_gradient,
-)
+from unforced.energy.partition import energies_in_parts, log_partition, log_partition_with_gradient
 from unforced.errors import InputError
 from unforced.models.field import Field, FieldModel
 from unforced.models.masked import ConditionalMasked, Masked
@@ -160,25 +154,23 @@ def test_probabilities_sum_to_one() -> None:
     strings = torch.tensor(list(product((3, 4, 5), repeat=3)))
     gold = torch.cat([strings, torch.full((27, 1), 2)], dim=1)
     batch = Batch.of_gold(gold, gold != 0, ENDED)
-    assert float(Partition(model).nll(batch).neg().exp().sum()) == pytest.approx(1)
-    lengths = length_log_probs([3, 3, 3, 1])
-    assert float(Partition(model).nll(batch, lengths).neg().exp().sum()) == pytest.approx(0.75)
-    assert Partition(model).nll(batch, length_log_probs([1, 2])).tolist() == [math.inf] * 27
+    nll = energies.energy(model, batch, batch.gold, "raw").double() + log_partition(model, batch)
+    assert float(nll.detach().neg().exp().sum()) == pytest.approx(1)
 
 
-def test_each_space_is_summed_over_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-    true = partition.factored_log_z
+def test_a_cache_sums_each_space_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    original = partition._sum_space
 
-    def counted(model: Any, space: Any, *rest: Any) -> float:
-        asked.append(space.size)
-        return true(model, space, *rest)
+    def counted(model: Any, one: Batch, space: Any, *rest: Any) -> float:
+        sizes.append(space.size)
+        return original(model, one, space, *rest)
 
-    monkeypatch.setattr(partition, "factored_log_z", counted)
-    known = Partition(field(3))
-    for _ in range(2):
-        known(ended(2, 3, 2, 2))
-    assert sorted(asked) == [9, 27]
+    monkeypatch.setattr(partition, "_sum_space", counted)
+    model, batch, cache = field(3), ended(2, 3, 2, 2), {}
+    first, second = (log_partition(model, batch, cache=cache) for _ in range(2))
+    assert sorted(sizes) == [9, 27]
+    assert torch.equal(first, second)
 
 
 def test_memory_stays_bounded() -> None:
@@ -238,7 +230,7 @@ def test_complaints() -> None:
     with pytest.raises(InputError, match="1024 sequences"):
         log_partition_with_gradient(model, ended(5), most=1000)
     with pytest.raises(InputError, match="kind must be one of raw, local"):
-        Partition(model, "hot")  # type: ignore[arg-type]
+        log_partition(model, ended(2), "hot")  # type: ignore[arg-type]
     empty = Batch.of_gold(torch.zeros(1, 1, dtype=torch.long), torch.zeros(1, 1, dtype=torch.bool), ENDED)
-    with pytest.raises(InputError, match="without a single position"):
+    with pytest.raises(InputError, match="an example has no positions"):
         log_partition(model, empty)

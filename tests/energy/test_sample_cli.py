@@ -376,7 +376,7 @@ def test_where_chains_start(root: Path) -> None:
     other = starting_tokens(reader, batch, Chains(chains=3, start="random", seed=2))
     assert torch.equal(random, again)
     assert not torch.equal(random, other)
-    special = torch.tensor(energies.special(batch.symbols))
+    special = torch.tensor(energies.special_ids(batch.symbols))
     assert not bool(torch.isin(random[free.repeat_interleave(3, dim=0)], special).any())
     data = starting_tokens(reader, batch, Chains(chains=2, start="data"))
     assert torch.equal(data, batch.gold.repeat_interleave(2, dim=0))

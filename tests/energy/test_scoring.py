@@ -8,7 +8,7 @@ import torch
 from energy_cases import TableModel, alone, ended, free_of, kept_of, plain_energy, plain_scores
 from torch import Tensor
 
-from unforced.energy.scoring import Blocks, blocks, bounded, pseudo_log_likelihood, token_scores
+from unforced.energy.energies import WordBlocks, token_batches, pseudo_log_likelihood, token_scores
 from unforced.errors import InputError
 from unforced.models.field import Field
 from unforced.models.masked import ConditionalMasked, Masked
@@ -127,60 +127,38 @@ def test_the_model_is_given_few_tokens_at_once() -> None:
     assert {size for _, size in model.seen} == {3, 5, 6}  # short sentences aren't padded to the longest
 
 
-def test_parts_are_of_like_size_and_bounded() -> None:
+def test_parts_are_of_like_size_and_token_batches() -> None:
     sizes = torch.randint(1, 20, (50,), generator=torch.Generator().manual_seed(1))
-    parts = list(bounded(sizes, 40))
+    parts = list(token_batches(sizes, 40))
     assert sorted(torch.cat([numbers for numbers, _ in parts]).tolist()) == list(range(50))
     for numbers_, size in parts:
         assert int(sizes[numbers_].max()) == size
         assert len(numbers_) * size <= 40 or len(numbers_) == 1
-    assert list(bounded(sizes[:0], 4)) == []
+    assert list(token_batches(sizes[:0], 4)) == []
 
 
 def test_what_is_masked_together() -> None:
     free = torch.tensor([[True, True, True, False]])
     words = torch.tensor([[3, 3, -1, -1]])
-    whole = blocks(free, words, "whole")
-    assert whole is not None
-    every = torch.zeros(4, dtype=torch.long), torch.arange(4)
+    whole = WordBlocks(free, words, left_to_right=False)
+    every = torch.zeros(4, dtype=torch.long), torch.arange(4).unsqueeze(1)
     assert whole.masks(*every, 4).int().tolist() == [[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
-    assert blocks(free, None, "single") is None
 
 
-@pytest.mark.parametrize("masking", ["whole", "left_to_right"])
-def test_what_is_not_masked_alone_is_known_without_the_masks(masking: Any) -> None:
+@pytest.mark.parametrize("left_to_right", [True, False])
+def test_what_is_not_masked_alone_is_known_without_the_masks(left_to_right: bool) -> None:
     rng = torch.Generator().manual_seed(1)
     words = torch.randint(-1, 4, (6, 9), generator=rng)
     free = torch.rand(6, 9, generator=rng) < 0.7
-    found = blocks(free, words, masking)
-    assert found is not None
+    found = WordBlocks(free, words, left_to_right)
     row, position = free.nonzero(as_tuple=True)
-    assert torch.equal(found.several()[free], found.masks(row, position, 9).sum(dim=1) > 1)
+    assert torch.equal(found.several()[free], found.masks(row, position.unsqueeze(1), 9).sum(dim=1) > 1)
     assert not found.several()[~free].any()
-
-
-def test_masking_by_words_keeps_no_mask_for_every_pair_of_tokens(case: tuple[Any, Batch]) -> None:
-    """A line of many tokens among short ones costs what its masked copies cost."""
-    model, batch = case
-    words = torch.arange(batch.gold.shape[1]).expand(batch.gold.shape) // 2
-    sizes = []
-    masks = Blocks.masks
-
-    def watched(self: Blocks, row: Tensor, position: Tensor, size: int) -> Tensor:
-        found = masks(self, row, position, size)
-        sizes.append(found.numel())
-        return found
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Blocks, "masks", watched)
-        token_scores(model, batch, words, "whole", tokens=16)
-    assert sizes
-    assert max(sizes) <= max(16, batch.gold.shape[1])
 
 
 def test_nothing_to_score_and_what_is_refused(case: tuple[Any, Batch]) -> None:
     model, batch = case
-    with pytest.raises(InputError, match="needs to know the words"):
+    with pytest.raises(InputError, match="needs the words that tokens belong to"):
         token_scores(model, batch, None, "whole")
     with pytest.raises(InputError, match="masking must be one of single, left_to_right, whole, got 'words'"):
         token_scores(model, batch, None, "words")  # type: ignore[arg-type]

@@ -103,7 +103,7 @@ def test_padding_and_company_change_nothing(case: Case) -> None:
     for b in range(4):
         one = torch.tensor([b])
         n = int(batch.mask[b].sum())
-        alone = energies.cut(batch.select(one), n)
+        alone = energies.trim(batch.select(one), n)
         close(model.scores(alone, batch.gold[one, :n], hidden[one, :n])[0], scores[b, :n])
 
 
@@ -139,8 +139,8 @@ def test_rows_of_an_example_are_adjacent(case: Case) -> None:
 @every_case
 def test_prepared_batches_are_the_same(case: Case) -> None:
     model, batch = case.model(), batch_for(case.sizes)
-    ready = energies.prepare(model, batch)
-    assert energies.prepare(model, ready) is ready
+    ready = energies.encode_sources(model, batch)
+    assert energies.encode_sources(model, ready) is ready
     assert (ready is batch) == (batch.source is None)
     hidden, order = some_hidden(batch), torch.tensor([3, 3, 1])
     close(model.scores(ready, batch.gold, hidden), model.scores(batch, batch.gold, hidden))
@@ -238,7 +238,7 @@ def test_length_scores() -> None:
     model, batch = CASES["conditional"].model(), batch_for(TOKENS)
     found = model.length_scores(batch)
     assert found.shape == (4, 12)
-    close(found, model.length_scores(energies.prepare(model, batch)))
+    close(found, model.length_scores(energies.encode_sources(model, batch)))
     assert batch.source is not None
     assert batch.source_mask is not None
     for b in range(4):

@@ -49,7 +49,7 @@ def test_one_position_is_the_mean_over_positions() -> None:
             per_choice.setdefault((b, int(masked[b].nonzero())), set()).add(round(float(alone.total.detach()), 10))
     assert sorted(per_choice) == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]
     example, position = energies.variables(batch).nonzero(as_tuple=True)
-    scores = energies.at(model, batch, batch.gold, example, position)[:, 3:]
+    scores = energies.scores_at(model, batch, batch.gold, example, position.unsqueeze(1))[:, 0, 3:]
     nll = -torch.log_softmax(scores, dim=1).gather(1, batch.gold[example, position].unsqueeze(1) - 3)
     for b in range(2):
         mean = sum(next(iter(per_choice[b, t])) for t in range(n[b])) / n[b]

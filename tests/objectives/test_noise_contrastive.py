@@ -90,7 +90,7 @@ def test_noise_belongs_to_the_examples(name: str) -> None:
     noise, keys = NOISES[name], random_streams.keys(BATCH, torch.Generator().manual_seed(1))
     whole = noise.draw(BATCH, keys, 2)
     for b in range(3):
-        one = energies.cut(BATCH.select(torch.tensor([b])), int(BATCH.mask[b].sum()))
+        one = energies.trim(BATCH.select(torch.tensor([b])), int(BATCH.mask[b].sum()))
         alone = noise.draw(one, keys[b : b + 1], 2)
         n = one.gold.shape[1]
         assert torch.equal(alone.tokens, whole.tokens[2 * b : 2 * b + 2, :n])

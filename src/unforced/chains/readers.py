@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from unforced.energy import energies
-from unforced.energy.scoring import Over
+from unforced.energy.energies import Over
 from unforced.errors import InputError
 from unforced.huggingface.batches import batch as huggingface_batch
 from unforced.huggingface.masked import WrappedMasked, split

@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from unforced.chains.chains import Traces
-from unforced.energy.diagnostics import LEAST_ESS, WORST_RHAT, Diagnosis
+from unforced.energy.diagnostics import MIN_ESS, MAX_RHAT, Diagnosis
 from unforced.protocols import Metric
 from unforced.training.run_folder import read_json, replace_json
 
@@ -78,7 +78,7 @@ class Sampled(NamedTuple):
             "last_energy": found.last_energy,
             "rhat": None if self.annealed else found.worst_rhat,
             "ess": None if self.annealed else found.least_ess,
-            "doubtful_examples": None if self.annealed else int(found.doubtful.sum()),
+            "doubtful_examples": None if self.annealed else int(found.unconverged.sum()),
             "examples": len(found.rhat),
             "chains": chains,
             "stuck": [list(divmod(row, chains)) for row in found.stuck.nonzero().squeeze(1).tolist()],
@@ -131,7 +131,7 @@ class Sampled(NamedTuple):
             )
         if said["doubtful_examples"]:
             found.append(
-                f"{said['doubtful_examples']} of {said['examples']} examples have R-hat over {WORST_RHAT} or fewer than "
-                f"{LEAST_ESS:.0f} effective draws: more sweeps are needed before means over them are trusted"
+                f"{said['doubtful_examples']} of {said['examples']} examples have R-hat over {MAX_RHAT} or fewer than "
+                f"{MIN_ESS:.0f} effective draws: more sweeps are needed before means over them are trusted"
             )
         return found

@@ -19,10 +19,9 @@ from unforced.chains.results import Sampled
 from unforced.cli.decode_stream import text_of
 from unforced.energy import energies
 from unforced.energy.diagnostics import diagnose
-from unforced.energy.energies import Kind
+from unforced.energy.energies import Kind, Masking, token_scores
 from unforced.energy.mask_predict import random_start, warm_start
 from unforced.energy.samplers import SweepInfo
-from unforced.energy.scoring import Masking, token_scores
 from unforced.errors import InputError
 from unforced.ops.random_streams import generator
 from unforced.options import Count, Natural, Options

@@ -1,6 +1,6 @@
-"""Energies of sequences from masked models, and samplers that draw from them.
+"""Energies of sequences from masked models, and samplers for their distributions.
 
-A sampler is a frozen dataclass; with a model and a batch it gives a ``Kernel`` of two functions, ``init`` and ``step``.
+A sampler is a frozen dataclass. For a model and a batch it returns a `Kernel` of two functions, ``init`` and ``step``.
 
 >>> import torch
 >>> from unforced.types import Batch, Symbols

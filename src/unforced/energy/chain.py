@@ -1,4 +1,4 @@
-"""Decode by a masked model as it is sampled: outputs are where Markov chains have got to after some sweeps."""
+"""Decode a masked model by Markov chains: the outputs are states of the chains after some sweeps."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 from unforced.decoding.sampling import best_first
+from unforced.models.modes import evaluation_mode
 from unforced.energy import energies
-from unforced.energy.mask_predict import guessed_lengths, random_start, warm_start
+from unforced.energy.mask_predict import output_lengths, random_start, warm_start
 from unforced.energy.metropolis_hastings import MetropolisHastings
 from unforced.energy.samplers import sweep
 from unforced.errors import InputError
-from unforced.models.modes import evaluation_mode
 from unforced.options import Count, Options
-from unforced.protocols import Sampler, require
+from unforced.protocols import HasEnergy, Sampler, require
 from unforced.types import Batch, Hypotheses
 
 Start = Literal["greedy", "random"]
@@ -23,26 +23,27 @@ Output = Literal["last", "lowest"]
 
 @dataclass(frozen=True)
 class Chain(Options):
-    """Run ``chains`` chains of ``kernel`` for each example over ``sweeps`` sweeps; the call needs ``rng``.
+    """Run Markov chains for each example, and return one output per chain. The call needs ``rng``.
 
-    Outputs have the length that the model holds likeliest (the batch's where they have no end symbol). They start as the
-    model's best guess of all tokens at once ("greedy") or as random tokens. The output of a chain is its ``last`` state, or
-    that with the ``lowest`` energy of all it was in at the end of a sweep. ``log_probs`` and ``scores`` are −E, without log Z.
+    Outputs have the most probable length under the model, or the length in the batch if there is no end symbol.
+    ``log_probs`` and ``scores`` are −E, without log Z.
 
     >>> Chain(sweeps=5).kernel.energy
     'local'
     """
 
-    kernel: Sampler = field(default_factory=MetropolisHastings)
+    kernel: Sampler = field(default_factory=MetropolisHastings)  # the sampler
     sweeps: Count = 20
-    chains: Count = 1
-    start: Start = "greedy"
-    output: Output = "last"
+    chains: Count = 1  # of each example
+    start: Start = "greedy"  # from the most probable token at every position, or from random tokens
+    output: Output = "last"  # the last state of a chain, or the state with the lowest energy after any sweep
 
     def check(self) -> None:
-        if getattr(self.kernel, "energy", "") is None and (self.output == "lowest" or self.chains > 1):
+        if not isinstance(self.kernel, HasEnergy) or self.kernel.energy is not None:
+            return
+        if self.output == "lowest" or self.chains > 1:
             raise InputError(
-                "a kernel without energy can't tell which state or chain is best: give it one, or one chain and its last state"
+                'a kernel without energy cannot rank states or chains: set kernel.energy, or chains=1 and output="last"'
             )
 
     def __call__(self, model: Any, batch: Batch, *, rng: torch.Generator | None = None) -> Hypotheses:
@@ -50,11 +51,11 @@ class Chain(Options):
         if rng is None:
             raise InputError("sampling needs a random generator: pass rng=torch.Generator().manual_seed(…)")
         with evaluation_mode(model):
-            batch = energies.prepare(model, batch)
-            lengths = guessed_lengths(model, batch, "chain").squeeze(1)
+            batch = energies.encode_sources(model, batch)
+            lengths = output_lengths(model, batch, "chain").squeeze(1)
             room = energies.canvas(batch, lengths)
             kernel = self.kernel.kernel(model, room)
-            state = kernel.init(self.starting(model, room, rng))
+            state = kernel.init(self.start_tokens(model, room, rng))
             tokens, energy = state.tokens, state.energy
             for _ in range(self.sweeps):
                 state, _ = sweep(kernel, rng, state)
@@ -65,8 +66,8 @@ class Chain(Options):
         sizes = room.mask.sum(dim=1, keepdim=True).expand(-1, self.chains)
         return best_first(Hypotheses(tokens, sizes, scores, scores))
 
-    def starting(self, model: Any, room: Batch, rng: torch.Generator) -> Tensor:
-        """The tokens that chains start from: [B·chains,T]."""
+    def start_tokens(self, model: Any, room: Batch, rng: torch.Generator) -> Tensor:
+        """Return the tokens that chains start from: [B·chains,T]."""
         if self.start == "greedy":
             return warm_start(model, room, self.chains)
         one = room.select(torch.zeros(1, dtype=torch.long, device=room.gold.device))

@@ -1,7 +1,7 @@
-"""How far chains have come: split R-hat, effective sample size, how often they moved, and which of them are stuck.
+"""Convergence diagnostics of Markov chains: R-hat, effective sample size, acceptance rates and stuck chains.
 
-R-hat and the effective sample size are those of Vehtari, Gelman, Simpson, Carpenter and Bürkner, "Rank-normalization, folding,
-and localization: an improved R-hat" (2021). Traces are [...,M,N]: N draws of each of M chains that have the same target.
+R-hat and the effective sample size are those of Vehtari, Gelman, Simpson, Carpenter and Bürkner, "Rank-normalization,
+folding, and localization: an improved R-hat" (2021). Traces are [...,M,N]: N draws of M chains with the same target.
 """
 
 import math
@@ -10,51 +10,52 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-FEWEST = 4  # draws of a chain below which nothing can be said
-WORST_RHAT, LEAST_ESS = 1.01, 400.0  # what the authors ask for before draws are used
+MIN_DRAWS = 4  # of a chain, for any diagnostic
+MAX_RHAT, MIN_ESS = 1.01, 400.0  # thresholds that the authors recommend
 
 
 def rhat(traces: Tensor) -> Tensor:
-    """[...,M,N] traces -> [...] rank-normalised split R-hat: the larger one of the values' and of their distances from the median.
+    """Compute the rank-normalised split R-hat of traces: [...,M,N] -> [...].
 
-    It tends to one as the chains, and the halves of each, come to agree. It is infinite where every chain stands still at a
-    place of its own, and NaN where all values are equal or there are fewer than four draws.
+    It is the larger one of the R-hat of the values and of their distances from the median. It tends to one as the
+    chains, and the halves of each, agree. It is infinite if chains are constant at different values, and NaN if all
+    values are equal or there are fewer than four draws.
 
     >>> apart = torch.tensor([[1.0, 2.0, 1.0, 2.0, 1.0, 2.0], [5.0, 6.0, 5.0, 6.0, 5.0, 6.0]])
     >>> rhat(apart) > 1.5
     tensor(True)
     """
-    values = _prepared(traces)
-    if values.shape[-1] < FEWEST // 2:
+    values = _split_halves(traces)
+    if values.shape[-1] < MIN_DRAWS // 2:
         return values.new_full(values.shape[:-2], math.nan)
     middle = values.flatten(-2).quantile(0.5, dim=-1)[..., None, None]
     bulk, tails = (potential_reduction(rank_normalized(each)) for each in (values, (values - middle).abs()))
-    # chains that sit at the same distances on both sides of the median leave nothing to see in the tails
+    # tails are NaN if all values have the same distance from the median
     return torch.where(tails.isnan(), bulk, torch.maximum(bulk, tails))
 
 
 def effective_sample_size(traces: Tensor) -> Tensor:
-    """[...,M,N] traces -> [...] bulk effective sample size, of all chains together.
+    """Compute the bulk effective sample size of all chains together: [...,M,N] -> [...].
 
-    M·N / τ, with τ = −1 + 2 Σ_k P_k the autocorrelation time by Geyer's initial monotone sequence: P_k = ρ_2k + ρ_2k+1, up
-    to the first that is negative, none larger than the one before. NaN as for ``rhat``.
+    It is M·N / τ, with the autocorrelation time τ = −1 + 2 Σ_k P_k by Geyer's initial monotone sequence:
+    P_k = ρ_2k + ρ_2k+1 up to the first negative one, none larger than its predecessor. NaN as for `rhat`.
     """
-    values = _prepared(traces)
-    if values.shape[-1] < FEWEST // 2:
+    values = _split_halves(traces)
+    if values.shape[-1] < MIN_DRAWS // 2:
         return values.new_full(values.shape[:-2], math.nan)
     return independent_draws(rank_normalized(values))
 
 
-def _prepared(traces: Tensor) -> Tensor:
-    """Halves of chains as chains of their own, [...,2M,N/2] in double precision; the middle draw of an odd number is left out."""
+def _split_halves(traces: Tensor) -> Tensor:
+    """Split chains into halves, [...,2M,N/2] in double precision; drop the middle draw of an odd number."""
     if traces.dim() < 2:
-        raise ValueError(f"traces are [...,M,N], not {tuple(traces.shape)}")
+        raise ValueError(f"traces must be [...,M,N], got shape {tuple(traces.shape)}")
     half = traces.shape[-1] // 2
     return torch.cat([traces[..., :half], traces[..., traces.shape[-1] - half :]], dim=-2).double()
 
 
 def rank_normalized(values: Tensor) -> Tensor:
-    """[...,M,N] -> normal quantiles of the ranks among all M·N values, Φ⁻¹((r − 3/8) / (M·N + 1/4)); equal values share the mean rank.
+    """Return Φ⁻¹((r − 3/8) / (M·N + 1/4)) of the ranks r among all M·N values; ties have the mean rank.
 
     >>> rank_normalized(torch.tensor([[1.0, 10.0, 100.0]]))
     tensor([[-0.8694,  0.0000,  0.8694]], dtype=torch.float64)
@@ -68,7 +69,7 @@ def rank_normalized(values: Tensor) -> Tensor:
 
 
 def potential_reduction(values: Tensor) -> Tensor:
-    """[...,M,N] -> [...] √(((N − 1)/N · W + B/N) / W), with W the mean variance of chains and B/N the variance of their means.
+    """Return √(((N − 1)/N · W + B/N) / W) for the mean variance W of chains and the variance B/N of their means.
 
     >>> round(float(potential_reduction(torch.tensor([[1.0, 2.0, 3.0], [2.0, 3.0, 4.0]]))), 3)  # W = 1, B/N = 1/2
     1.08
@@ -86,7 +87,7 @@ def _variance_of_means(values: Tensor) -> Tensor:
 
 
 def independent_draws(values: Tensor) -> Tensor:
-    """[...,M,N] -> [...] M·N / τ; see ``effective_sample_size``. At most M·N log₁₀(M·N), as where draws repel each other."""
+    """Return M·N / τ, see `effective_sample_size`; at most M·N log₁₀(M·N), for antithetic chains."""
     m, n = values.shape[-2:]
     covariance = autocovariance(values).mean(dim=-2)  # [...,N]
     within = covariance[..., :1] * n / (n - 1)
@@ -97,7 +98,7 @@ def independent_draws(values: Tensor) -> Tensor:
     pairs = even + odd  # [...,N/2]
     kept = (pairs > 0).cummin(dim=-1).values
     monotone = pairs.cummin(dim=-1).values.masked_fill(~kept, 0.0)
-    # of the first pair that is left out, the even term still counts if it is positive
+    # the even term of the first excluded pair counts if it is positive
     rest = (even[..., 1:].clamp(min=0.0) * (kept[..., :-1] & ~kept[..., 1:])).sum(dim=-1)
     time = -1 + 2 * monotone.sum(dim=-1) + rest
     draws = m * n
@@ -106,7 +107,7 @@ def independent_draws(values: Tensor) -> Tensor:
 
 
 def autocovariance(values: Tensor) -> Tensor:
-    """[...,N] -> [...,N]: Σ_s (x_s − x̄)(x_s+t − x̄) / N for t = 0 … N − 1, by the Fourier transform.
+    """Return Σ_s (x_s − x̄)(x_s+t − x̄) / N for t = 0 … N − 1, by Fourier transform: [...,N] -> [...,N].
 
     >>> autocovariance(torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)).round(decimals=6)
     tensor([ 0.6667,  0.0000, -0.3333], dtype=torch.float64)
@@ -118,23 +119,23 @@ def autocovariance(values: Tensor) -> Tensor:
 
 
 def stuck(moved: Tensor, last: int) -> Tensor:
-    """[N,R] how often each of R chains changed in each sweep -> [R] bool: not once in the last ``last`` sweeps.
+    """Return which of R chains did not move in the ``last`` sweeps: [R] bool, from counts of moves ``moved`` [N,R].
 
     >>> stuck(torch.tensor([[3, 0], [0, 2], [0, 1]]), 2)
     tensor([ True, False])
     """
     if last < 1:
-        raise ValueError(f"last must be at least 1, not {last}")
+        raise ValueError(f"last must be at least 1, got {last}")
     if len(moved) < last:
         return torch.zeros(moved.shape[1:], dtype=torch.bool)
     return ~(moved[-last:] > 0).any(dim=0)
 
 
 class Diagnosis(NamedTuple):
-    """What is said of chains: of all together, of each example (B of them with M chains each), and of each chain (R = B·M)."""
+    """Diagnostics of B examples with M chains each, R = B·M chains in all."""
 
     acceptance: float  # accepted proposals / proposals
-    novel: float  # proposals accepted that were another sequence / proposals
+    novel: float  # accepted proposals of a different sequence / proposals
     energy: float  # mean over chains and sweeps
     last_energy: float  # mean over chains after the last sweep
     rhat: Tensor  # [B], of the energies
@@ -143,18 +144,18 @@ class Diagnosis(NamedTuple):
 
     @property
     def worst_rhat(self) -> float:
-        """The largest R-hat of an example; NaN where there is none."""
+        """The largest R-hat of an example; NaN if there is none."""
         return _extreme(self.rhat, largest=True)
 
     @property
     def least_ess(self) -> float:
-        """The smallest effective sample size of an example; NaN where there is none."""
+        """The smallest effective sample size of an example; NaN if there is none."""
         return _extreme(self.ess, largest=False)
 
     @property
-    def doubtful(self) -> Tensor:
-        """[B] bool: R-hat over 1.01, fewer than 400 effective draws, or neither to be had."""
-        return ~((self.rhat <= WORST_RHAT) & (self.ess >= LEAST_ESS))
+    def unconverged(self) -> Tensor:
+        """Examples with R-hat above 1.01, fewer than 400 effective draws, or neither available: [B] bool."""
+        return ~((self.rhat <= MAX_RHAT) & (self.ess >= MIN_ESS))
 
 
 def _extreme(values: Tensor, largest: bool) -> float:
@@ -174,16 +175,16 @@ def diagnose(
     burn_in: int = 0,
     patience: int = 5,
 ) -> Diagnosis:
-    """Judge chains by their traces [N,R] of N sweeps; the ``chains`` rows of an example are adjacent.
+    """Compute diagnostics from traces [N,R] of N sweeps, where the ``chains`` rows of an example are adjacent.
 
-    The first ``burn_in`` sweeps count for nothing. A chain is stuck that did not change in the last ``patience`` sweeps.
+    The first ``burn_in`` sweeps are dropped. A chain is stuck if it did not move in the last ``patience`` sweeps.
     """
     energy, proposed, accepted, moved = (trace[burn_in:] for trace in (energy, proposed, accepted, moved))
-    tries = max(1, int(proposed.sum()))
+    proposals = max(1, int(proposed.sum()))
     groups = energy.double().T.unflatten(0, (-1, chains))  # [B,M,N]
     return Diagnosis(
-        acceptance=int(accepted.sum()) / tries,
-        novel=int(moved.sum()) / tries,
+        acceptance=int(accepted.sum()) / proposals,
+        novel=int(moved.sum()) / proposals,
         energy=float(energy.double().mean()) if energy.numel() else math.nan,
         last_energy=float(energy[-1].double().mean()) if len(energy) else math.nan,
         rhat=rhat(groups),

@@ -1,6 +1,7 @@
-"""Energies of all strings of a space from prefixes times suffixes, for models that score a token by what is on either side.
+"""Energies of all sequences of a space, for models that score a token from a left and a right context.
 
-Prefixes and suffixes are read once, whatever strings they are part of, and joined as matrix products.
+Each prefix and each suffix is read once and joined by matrix products, whichever sequences it is part of.
+A space is given by ``choices``, the ids of each position, and ``variable``, whether each position is a variable.
 """
 
 import math
@@ -12,103 +13,107 @@ import torch
 from torch import Tensor
 
 from unforced.energy.energies import Kind
-from unforced.energy.spaces import Running, Space
 from unforced.ops import state_rows
 from unforced.types import Batch
 
 Side = Literal["left", "right"]
-CELLS = 2**27  # strings of a factored model whose energies are held at once
-PAIRS = 2**13  # prefixes times suffixes that are joined at once
+CELLS = 2**27  # energies in memory
+PAIRS = 2**13  # pairs of a prefix and a suffix that are joined at once
 SLAB = 2**13  # prefixes or suffixes that are read at once
-PART = 2**20  # energies that are summed at once
+PART = 2**20  # energies in a part of the result
 
 
 @runtime_checkable
 class Factored(Protocol):
-    """score(y_t = w) = P_w · g(l(y_<t) + r(y_>t)) + bias_w, where contexts grow by one token at a time.
+    """A masked model with score(y_t = w) = P_w · g(l(y_<t) + r(y_>t)) + bias_w.
 
-    Contexts are a tree of tensors with rows first (``unforced.ops.state_rows``).
+    Contexts of N strings are a tree of tensors with rows first (``unforced.ops.state_rows``).
     """
 
     def steady(self) -> bool:
-        """Whether this gives what ``scores`` gives just now: not with dropout."""
+        """Return whether the result equals ``scores``, which is false with dropout."""
         ...
 
     def empty(self) -> Any:
-        """The context of the empty string, in one row."""
+        """Return the context of the empty string, in one row."""
         ...
 
     def extend(self, side: Side, contexts: Any, ids: Tensor) -> Any:
-        """N strings, each longer by each of n tokens (behind on the left, in front on the right), in alphabetical order."""
+        """Extend N strings by each of n tokens, at the end (left) or the start (right): N·n in lexicographic order."""
         ...
 
     def kept(self, side: Side, contexts: Any) -> Any:
-        """The same contexts, with whatever is worth keeping of them if they are extended more than once."""
+        """Precompute what helps to extend contexts several times; return them with it."""
         ...
 
     def joined(self, side: Side, contexts: Any) -> Tensor:
-        """l or r of N contexts: [N,J]."""
+        """Return l or r of N contexts: [N,J]."""
         ...
 
     def activated(self, x: Tensor) -> Tensor:
-        """g(x), which may be written over x."""
+        """Return g(x); may overwrite x."""
         ...
 
     def output(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """P [n,J] and bias [n]."""
+        """Return P [n,J] and bias [n] of n tokens."""
         ...
 
 
 def shares_contexts(model: Any, batch: Batch) -> bool:
-    """Whether the strings of a space can be scored by the contexts that they share."""
+    """Return whether the sequences of a space can be scored from shared contexts."""
     return batch.source is None and isinstance(model, Factored) and model.steady()
 
 
-def factored_energies(model: Factored, space: Space, ids: Tensor, kind: Kind) -> Tensor:
-    """E of all strings of a small space, in alphabetical order, [size]: the plain way of ``factored_log_z``.
+def factored_energies(
+    model: Factored, choices: Sequence[Tensor], variable: Sequence[bool], ids: Tensor, kind: Kind
+) -> Tensor:
+    """Return E of all sequences of a small space, in lexicographic order: [size]. Gradients flow.
 
-    Gradients flow; nothing is done in parts.
+    This is the plain version of `factored_terms`, in one part.
     """
-    block, sizes = space.choices, [len(choices) for choices in space.choices]
+    sizes = [len(each) for each in choices]
     weights, bias = model.output(ids)
     left, right = [model.empty()], [model.empty()]
-    for near, far in zip(block[:-1], block[:0:-1]):
+    for near, far in zip(choices[:-1], choices[:0:-1]):
         left.append(model.extend("left", left[-1], near))
         right.append(model.extend("right", right[-1], far))
     table = weights.new_zeros(sizes)
-    for t, choices in enumerate(block):
-        if space.variable[t]:
+    for t, each in enumerate(choices):
+        if variable[t]:
             prefixes = model.joined("left", left[t]).unsqueeze(1)
-            x = prefixes + model.joined("right", right[len(block) - 1 - t])  # [P,S,J]
+            x = prefixes + model.joined("right", right[len(choices) - 1 - t])  # [P,S,J]
             scores = model.activated(x) @ weights.T + bias  # [P,S,A]
             if kind == "local":
                 scores = torch.log_softmax(scores, dim=-1)
-            picked = scores[..., torch.searchsorted(ids, choices)]
+            picked = scores[..., torch.searchsorted(ids, each)]
             table = table + picked.transpose(1, 2).reshape(sizes)
     return -table.flatten()
 
 
-def factored_log_z(model: Factored, space: Space, ids: Tensor, kind: Kind, cells: int = CELLS) -> float:
-    """log Z of a factored model over a space; ``ids`` are the tokens that E_local normalises over.
+def factored_terms(
+    model: Factored,
+    choices: Sequence[Tensor],
+    variable: Sequence[bool],
+    ids: Tensor,
+    kind: Kind,
+    cells: int = CELLS,
+) -> Iterator[Tensor]:
+    """Yield −E of all sequences of a space in parts, without gradients; ``ids`` are the tokens that E_local sums over.
 
-    The space is cut into blocks of at most ``cells`` strings, each a product of choices at every position. In a block the
-    term of position t is a matrix product of P with g(l + r) of all prefixes times all suffixes. Cutting position t into
-    n pieces repeats the work on its contexts n times, and cutting the first or the last repeats the reading of the longest
+    The space is cut into blocks of at most ``cells`` sequences, each a product of choices at every position. In a block
+    the term of position t is a matrix product of P with g(l + r) of all prefixes times all suffixes. Cutting position t
+    into n pieces repeats the work on its contexts n times. Cutting the first or last position repeats the longest
     contexts, so positions in the middle are cut.
     """
-    total = Running()
-    widths = block_widths([len(choices) for choices in space.choices], cells)
-    pieces = [choices.split(width) for choices, width in zip(space.choices, widths)]
+    widths = block_widths([len(each) for each in choices], cells)
+    pieces = [each.split(width) for each, width in zip(choices, widths)]
     outputs = model.output(ids)
     for block in product(*pieces):
-        table = _block_terms(model, block, space.variable, outputs, ids, kind)
-        for part in table.view(-1).split(PART):
-            total.add(part)
-    return total.value
+        yield from _block_terms(model, block, variable, outputs, ids, kind).view(-1).split(PART)
 
 
 def block_widths(sizes: Sequence[int], cells: int) -> list[int]:
-    """How many choices of each position a block has: the middle positions are cut first, the widest before others.
+    """Return how many choices of each position a block has. The widest middle positions are cut first.
 
     >>> block_widths([39] * 6, 2**26), block_widths([4, 4, 4], 8), block_widths([5, 5], 100)
     ([39, 20, 13, 13, 13, 39], [4, 1, 2], [5, 5])
@@ -139,19 +144,19 @@ def _block_terms(
     ids: Tensor,
     kind: Kind,
 ) -> Tensor:
-    """−E of all strings of a block: [n_1, …, n_L]."""
+    """Return −E of all sequences of a block: [n_1, …, n_L]."""
     sizes = [len(choices) for choices in block]
     if not any(variable):
         return outputs[0].new_zeros(sizes)
     table = outputs[0].new_zeros(())
-    for flag, choices in zip(variable, block):  # the biases of all strings
+    for flag, choices in zip(variable, block):  # the biases of all sequences
         table = table.unsqueeze(-1)
         if flag and kind == "raw":
             table = table + outputs[1][torch.searchsorted(ids, choices)]
     table = table.expand(sizes).contiguous()
     left, right = [model.kept("left", model.empty())], [model.kept("right", model.empty())]
     first, last = variable.index(True), len(block) - 1 - variable[::-1].index(True)
-    for choices in block[: max(0, last - 1)]:  # ``_slabs`` reads the longest, which are needed once
+    for choices in block[: max(0, last - 1)]:  # ``_slabs`` reads the longest, which are used once
         left.append(model.kept("left", model.extend("left", left[-1], choices)))
     for choices in block[first + 2 :][::-1]:
         right.append(model.kept("right", model.extend("right", right[-1], choices)))
@@ -177,10 +182,9 @@ _Slab = tuple[int, Tensor]
 
 
 def _slabs(model: Factored, side: Side, contexts: Sequence[Any], nearest: Sequence[Tensor]) -> Iterator[_Slab]:
-    """l or r of all strings on one side, a slab at a time: the number of its first string, and [n,J].
+    """Yield l or r of all strings on one side in slabs: the number of the first string, and [n,J].
 
-    ``nearest`` are the choices on that side, from the position next to the token outwards; ``contexts`` those of strings
-    of each length.
+    ``nearest`` are the choices on that side, starting next to the token. ``contexts`` are those of strings of each length.
     """
     if not nearest:
         yield 0, model.joined(side, model.empty())
@@ -191,22 +195,22 @@ def _slabs(model: Factored, side: Side, contexts: Sequence[Any], nearest: Sequen
     several = len(ids) if side == "left" else max(1, SLAB // count)  # tokens
     for token in range(0, len(ids), several):
         for start in range(0, count, some):
-            part = state_rows.map_rows(lambda leaf: leaf[start : start + some], shorter)  # noqa: B023 - used at once
+            part = state_rows.map_rows(lambda leaf: leaf[start : start + some], shorter)  # noqa: B023 (called at once)
             longer = model.extend(side, part, ids[token : token + several])
             yield start * len(ids) if side == "left" else token * count + start, model.joined(side, longer)
 
 
 def _count(tree: Any) -> int:
-    """The number of rows of a tree."""
+    """Return the number of rows of a tree."""
     found: list[int] = []
     state_rows.map_rows(lambda leaf: found.append(len(leaf)) or leaf, tree)  # type: ignore[func-returns-value]
     return found[0]
 
 
 class _Join:
-    """Adds the terms of one position to a part of the table [P,n,S], from l [P,J] and r [S,J].
+    """Add the terms of one position to a part of the table [P,n,S], from l [P,J] and r [S,J].
 
-    ``picked`` [n] says where the position's choices stand among all ids. Raw biases are in the table already.
+    ``picked`` [n] are the indices of the position's choices among all ids. The table has raw biases already.
     """
 
     def __init__(self, model: Factored, outputs: tuple[Tensor, Tensor], picked: Tensor, kind: Kind) -> None:

@@ -1,4 +1,4 @@
-"""Gibbs sampling from a masked model's free conditionals, which need not belong to any joint distribution."""
+"""Gibbs sampling from a masked model's conditionals, which need not belong to any joint distribution."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,40 +7,39 @@ import torch
 from torch import Tensor
 
 from unforced.energy import energies
-from unforced.energy.energies import Found, Kind
+from unforced.energy.energies import Kind, Terms
 from unforced.energy.samplers import Proposals, Turn, Walk
 from unforced.types import Batch, ChainInfo, ChainState, Kernel
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gibbs(Proposals):
-    """Degenerate Gibbs sampling (Wang and Cho 2019; Goyal 2021, section 6.6): every proposal is accepted.
+    """Degenerate Gibbs sampling (Wang and Cho 2019; Goyal 2021, section 6.6): accept every proposal.
 
-    What it samples from is neither E_raw nor E_local, and depends on the order of the visits; it is here to compare with. It needs
-    no energy; that of ``energy`` is computed at the end of each sweep, to be looked at, and is NaN before. None: never.
+    It samples from neither E_raw nor E_local, and the result depends on the order of visits. Use it as a baseline.
     """
 
-    energy: Kind | None = "local"
+    energy: Kind | None = "local"  # energy to report at the end of each sweep; none: do not compute any
 
     def kernel(self, model: Any, batch: Batch) -> Kernel:
-        """The sampler for a model and the examples of a batch, whose lengths are those of its gold."""
+        """Return the kernel for a model and the examples of a batch, whose targets set the lengths."""
         return GibbsWalk(self, model, batch).kernel()
 
 
 class GibbsWalk(Walk):
-    """The turns of Gibbs sampling."""
+    """Chains of Gibbs sampling."""
 
-    moves: Gibbs
+    options: Gibbs
 
-    def measure(self, tokens: Tensor) -> Found:
-        """The terms alone: after a turn the features would be those of another sequence."""
+    def measure(self, tokens: Tensor) -> Terms:
+        """Return the terms without features, which would be those of an outdated sequence after a turn."""
         terms = torch.full(tokens.shape, torch.nan, device=tokens.device)
-        if self.moves.energy is not None:
-            terms = energies.terms(self.model, self.batch, tokens, self.moves.energy, self.moves.rows)
-        return Found(terms, energies.no_features(tokens))
+        if self.options.energy is not None:
+            terms = energies.terms(self.model, self.batch, tokens, self.options.energy, self.options.rows)
+        return Terms(terms, energies.no_features(tokens))
 
     def move(self, state: ChainState, turn: Turn) -> tuple[ChainState, ChainInfo]:
         return self.accept_all(state, turn)
 
-    def end(self, state: ChainState) -> ChainState:
-        return self.measured(state)
+    def finish_sweep(self, state: ChainState) -> ChainState:
+        return self.with_terms(state)

@@ -1,6 +1,6 @@
-"""Mask-Predict (Ghazvininejad et al. 2019): guess all tokens, mask the least likely ones and guess those again.
+"""Mask-Predict (Ghazvininejad et al. 2019): predict all tokens, then mask and predict the least probable ones again.
 
-Also sequences for chains to start from.
+Also the initial sequences of Markov chains.
 """
 
 from dataclasses import dataclass
@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from unforced.models.modes import evaluation_mode
 from unforced.energy import energies
 from unforced.energy.energies import ROWS
 from unforced.errors import InputError
-from unforced.models.modes import evaluation_mode
 from unforced.ops import random_streams
 from unforced.ops.masks import widened
 from unforced.options import Count, Options
@@ -21,27 +21,26 @@ from unforced.types import Batch, Hypotheses
 
 
 class Filled(NamedTuple):
-    """Outputs, and what the model gave each of their tokens when it was last predicted."""
+    """Outputs of Mask-Predict."""
 
-    tokens: Tensor  # [B,T] long; what isn't a variable is as in the batch
-    log_probs: Tensor  # [B,T], 0 where there is no variable
+    tokens: Tensor  # [B,T] long; positions without a variable are those of the batch
+    log_probs: Tensor  # [B,T], of each token when it was last predicted; 0 where there is no variable
 
 
 def fill(model: Any, batch: Batch, iterations: int = 10, rows: int = ROWS) -> Filled:
-    """Predict all variables at once, then again and again those that the model was least sure of.
+    """Predict all variables at once, then repeatedly the ones with the lowest probability.
 
-    Of n variables, iteration t = 0, 1, … masks n·(N − t)/N, rounded down, and at least one: those with the lowest
-    probability, the first ones where some tie. Each gets its most probable token given all that isn't masked.
+    Of n variables, iteration t = 0, 1, …, N − 1 masks n·(N − t)/N, rounded down, and at least one. Ties are broken in
+    favour of earlier positions. Each masked variable gets its most probable token given the others.
     """
-    batch = energies.prepare(model, batch)
+    batch = energies.encode_sources(model, batch)
     tokens, log_probs = batch.gold.clone(), None
-    free = energies.variables(batch)
-    some = free.any(dim=1).nonzero().squeeze(1)
-    if not len(some):
+    present = energies.variables(batch).any(dim=1).nonzero().squeeze(1)
+    if not len(present):
         return Filled(tokens, torch.zeros(tokens.shape, device=tokens.device))
-    for numbers, size in energies.alike(energies.extents(batch)[some], rows):
-        part = some[numbers]
-        filled = _fill(model, energies.cut(batch.select(part), size), iterations)
+    for numbers, size in energies.even_batches(energies.extents(batch)[present], rows):
+        part = present[numbers]
+        filled = _fill(model, energies.trim(batch.select(part), size), iterations)
         if log_probs is None:
             log_probs = filled.log_probs.new_zeros(tokens.shape)
         tokens[part, :size], log_probs[part, :size] = filled
@@ -50,7 +49,7 @@ def fill(model: Any, batch: Batch, iterations: int = 10, rows: int = ROWS) -> Fi
 
 
 def _fill(model: Any, batch: Batch, iterations: int) -> Filled:
-    """The same for a part of the batch, where every row has a variable."""
+    """Fill a micro-batch in which every row has a variable."""
     free = energies.variables(batch)
     tokens, counts, number = batch.gold, free.sum(dim=1), torch.arange(len(batch), device=free.device)
     log_probs = torch.zeros(free.shape, device=free.device)
@@ -59,22 +58,22 @@ def _fill(model: Any, batch: Batch, iterations: int) -> Filled:
         worst = log_probs.masked_fill(~free, torch.inf).argsort(dim=1, stable=True)[:, : int(hidden.max())]
         valid = torch.arange(worst.shape[1], device=free.device) < hidden.unsqueeze(1)
         worst = torch.where(valid, worst, worst[:, :1])
-        scores = energies.at_blocks(model, batch, tokens, number, worst, valid, len(batch))
+        scores = energies.scores_at(model, batch, tokens, number, worst, valid, len(batch))
         kept = energies.allowed(batch.symbols, scores.shape[-1], scores.device)
-        sure, best = widened(scores).masked_fill(~kept, -torch.inf).log_softmax(dim=-1).max(dim=-1)
+        log_prob, best = widened(scores).masked_fill(~kept, -torch.inf).log_softmax(dim=-1).max(dim=-1)
         tokens = tokens.scatter(1, worst, torch.where(valid, best, best[:, :1]))
-        log_probs = log_probs.to(sure.dtype).scatter(1, worst, torch.where(valid, sure, sure[:, :1]))
+        log_probs = log_probs.to(log_prob.dtype).scatter(1, worst, torch.where(valid, log_prob, log_prob[:, :1]))
     return Filled(tokens, log_probs)
 
 
 def warm_start(model: Any, batch: Batch, chains: int = 1, rows: int = ROWS) -> Tensor:
-    """The most probable token at every position while all are masked (Goyal 2021, Algorithm 4, line 3): [B·chains,T]."""
+    """Return the most probable tokens while all are masked (Goyal 2021, Algorithm 4, line 3): [B·chains,T]."""
     with evaluation_mode(model):
         return fill(model, batch, 1, rows).tokens.repeat_interleave(chains, dim=0)
 
 
 def random_start(batch: Batch, size: int, rng: torch.Generator, chains: int = 1) -> Tensor:
-    """Uniform tokens of a vocabulary of ``size``, another sequence for each chain: [B·chains,T]."""
+    """Return uniform tokens of a vocabulary of ``size``, a different sequence for each chain: [B·chains,T]."""
     kept = energies.allowed(batch.symbols, size, batch.gold.device).nonzero().squeeze(1)
     numbers = torch.arange(chains, device=kept.device)
     keys = random_streams.branch(random_streams.keys(batch, rng).unsqueeze(1), numbers).flatten()
@@ -84,39 +83,41 @@ def random_start(batch: Batch, size: int, rng: torch.Generator, chains: int = 1)
     return torch.where(free, kept[drawn], gold)
 
 
-def guessed_lengths(model: Any, batch: Batch, method: str, count: int = 1) -> Tensor:
-    """How many variables outputs may have, by the model where they have an end symbol: [B,count]; else by the batch: [B,1]."""
+def output_lengths(model: Any, batch: Batch, method: str, count: int = 1) -> Tensor:
+    """Return the number of variables of outputs: the model's ``count`` most probable lengths [B,count].
+
+    Without an end symbol it is the length in the batch: [B,1].
+    """
     if batch.symbols.eos is None:
         if batch.length is None:
             raise InputError("outputs without an end symbol need Batch.length, the length of each output")
         return batch.length.unsqueeze(1)
-    require(model, f"{method}, where outputs have an end symbol,", "lengths")
+    require(model, f"{method} with an end symbol", "lengths")
     found: Tensor = model.lengths(batch, count)
     return found
 
 
 @dataclass(frozen=True)
 class MaskPredict(Options):
-    """Decode by a masked model: predict everything, then mask what it is least sure of and predict that again.
+    """Predict all tokens of a masked model, then mask and predict the least probable ones again.
 
-    The length is the batch's where outputs have no end symbol; else the ``lengths`` likeliest ones by the model are tried, and
-    the output with the highest mean log-probability of its tokens is the best. ``log_probs`` is their sum, without the end
-    symbol: its place is given. ``rows`` is how many outputs the model is given at once.
+    The best output has the highest mean log-probability of its tokens. ``log_probs`` is their sum without the end
+    symbol, whose position is given. Without an end symbol outputs have the length in the batch.
 
     >>> MaskPredict(iterations=4).lengths
     1
     """
 
     iterations: Count = 10
-    lengths: Count = 1
-    rows: Count = ROWS
+    lengths: Count = 1  # try this many of the most probable lengths
+    rows: Count = ROWS  # outputs in a micro-batch
 
     def __call__(self, model: Any, batch: Batch, *, rng: torch.Generator | None = None) -> Hypotheses:
         require(model, "mask_predict", "scores")
         with evaluation_mode(model):
-            batch = energies.prepare(model, batch)
-            lengths = guessed_lengths(model, batch, "mask_predict", self.lengths)  # [B,N]
-            room = energies.canvas(energies.expand(batch, lengths.shape[1]), lengths.flatten())
+            batch = energies.encode_sources(model, batch)
+            lengths = output_lengths(model, batch, "mask_predict", self.lengths)  # [B,N]
+            room = energies.canvas(energies.repeat_examples(batch, lengths.shape[1]), lengths.flatten())
             filled = fill(model, room, self.iterations, self.rows)
         log_probs = filled.log_probs.sum(dim=1)
         scores = (log_probs / lengths.flatten().clamp(min=1)).view_as(lengths)

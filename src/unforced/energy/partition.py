@@ -1,54 +1,233 @@
-"""Exact log Z of energy models, by enumeration of all sequences that have the variables of an example.
+"""Exact log Z and exact conditionals of energy models, by enumeration of all sequences with the variables of an example.
 
     log Z = log Σ_y exp(−E(y)),    −log p(y) = E(y) + log Z
 
-The number of tokens is given, so Z is a matter of the length (and of the source, where there is one). Any masked model is
-enumerated in constant memory. Where scores come from what stands before a token and what stands behind it (``Factored``), as
-they do in the model ``field``, prefixes and suffixes are read once and joined as matrix products: billions of strings are
-then a matter of minutes.
+Z is a sum over sequences of one length, and for one source if there is a source. Any masked model is enumerated in
+constant memory. Models whose score depends on a left and a right context (`Factored`, for example the model ``field``)
+read each prefix and suffix once and join them by matrix products, which makes billions of sequences feasible.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from unforced.models.modes import evaluation_mode
 from unforced.energy import energies
 from unforced.energy.energies import Kind
-from unforced.energy.factored import CELLS, factored_energies, factored_log_z, shares_contexts
-from unforced.energy.spaces import Running, Space, allowed_ids, groups, key_of, spaces
+from unforced.energy.factored import CELLS, factored_energies, factored_terms, shares_contexts
 from unforced.errors import InputError
-from unforced.models.modes import evaluation_mode
-from unforced.options import check_value
+from unforced.options import Count, check_value
+from unforced.protocols import SupportsConditionals
 from unforced.types import Batch
 
-ROWS = 2048  # masked copies, or sequences where a model scores all their positions at once, that are run together
+ROWS = 2048  # masked copies in a micro-batch, or sequences if the model scores all positions in one pass
 MOST = 2**22  # sequences that are enumerated one by one
+
+# ---- log Z ----
+
+
+def log_partition(
+    model: Any,
+    batch: Batch,
+    kind: Kind = "raw",
+    *,
+    rows: int = ROWS,
+    most: int = MOST,
+    cells: int = CELLS,
+    cache: dict[Any, float] | None = None,
+) -> Tensor:
+    """Compute log Z of each example without gradients and with dropout off: [B] float64.
+
+    A `Factored` model sums over spaces of any size with ``cells`` energies in memory. Other models enumerate at most
+    ``most`` sequences, ``rows`` at a time. Without sources, a ``cache`` shared by several batches avoids repeated sums;
+    it is valid for one model, kind and set of symbols.
+    """
+    check_value("kind", Kind, kind)
+    cache = {} if cache is None else cache
+    ids = allowed_ids(model, batch)
+    spaces = spaces_of(batch, ids)
+    values = torch.zeros(len(batch), dtype=torch.float64, device=batch.gold.device)
+    for group in equal_spaces(batch, spaces):
+        space, one = spaces[group[0]], batch.select(torch.tensor(group[:1], device=batch.gold.device))
+        value = cache.get(space.key) if batch.source is None else None
+        if value is None:
+            with evaluation_mode(model):
+                value = _sum_space(model, one, space, ids, kind, rows, most, cells)
+        if batch.source is None:
+            cache[space.key] = value
+        values[group] = value
+    return values
+
+
+def _sum_space(
+    model: Any, one: Batch, space: "Space", ids: Tensor, kind: Kind, rows: int, most: int, cells: int
+) -> float:
+    total = LogSum()
+    if shares_contexts(model, one):
+        for part in factored_terms(model, space.choices, space.variable, ids, kind, cells):
+            total.add(part)
+        return total.value
+    _check_size(space, most)
+    for start in range(0, space.size, rows):
+        tokens = space.padded(start, min(start + rows, space.size), one)
+        total.add(-energies.energy(model, one, tokens, kind, rows))
+    return total.value
+
+
+def log_partition_with_gradient(
+    model: Any, batch: Batch, kind: Kind = "raw", rows: int = ROWS, most: int = MOST
+) -> Tensor:
+    """Compute log Z of each example with gradients: [B]. Spaces have at most ``most`` sequences.
+
+    The backward pass computes energies again, part by part, so that ``rows`` bounds the memory.
+    """
+    batch = energies.encode_sources(model, batch)
+    ids = allowed_ids(model, batch)
+    spaces = spaces_of(batch, ids)
+    values, where = [], []
+    for group in equal_spaces(batch, spaces):
+        space, one = spaces[group[0]], batch.select(torch.tensor(group[:1], device=batch.gold.device))
+        _check_size(space, most)
+        if shares_contexts(model, batch):
+            each = factored_energies(model, space.choices, space.variable, ids, kind)
+        else:
+            each = energies_in_parts(model, one, space.size, space.sequences_for(one), kind, rows)
+        values.append(torch.logsumexp(-each, dim=0).expand(len(group)))
+        where += group
+    order = torch.tensor(where, device=batch.gold.device).argsort()
+    return torch.cat(values).index_select(0, order)
+
+
+class LogSum:
+    """log Σ exp of numbers that come in parts, summed in float64.
+
+    >>> total = LogSum()
+    >>> total.add(torch.tensor([1.0, 2.0]))
+    >>> total.add(torch.tensor([3.0]))
+    >>> round(total.value, 4)
+    3.4076
+    """
+
+    def __init__(self) -> None:
+        self.peak, self.sum = -math.inf, 0.0
+
+    def add(self, values: Tensor) -> None:
+        """Add exp of the values, which are overwritten."""
+        peak = float(values.max())
+        if peak == -math.inf:
+            return
+        if peak > self.peak:
+            self.sum *= math.exp(self.peak - peak)
+            self.peak = peak
+        self.sum += float(values.sub_(self.peak).exp_().sum(dtype=torch.float64))
+
+    @property
+    def value(self) -> float:
+        return self.peak + math.log(self.sum) if self.sum else -math.inf
+
+
+# ---- spaces: the sequences to sum over ----
+
+
+class Space(NamedTuple):
+    """All sequences with the variables of one example."""
+
+    choices: tuple[Tensor, ...]  # the ids of each position; one id where there is no variable
+    variable: tuple[bool, ...]
+
+    @property
+    def size(self) -> int:
+        return math.prod(map(len, self.choices))
+
+    @property
+    def key(self) -> tuple[int, ...]:
+        """What distinguishes spaces over the same ids: −1 for a variable, else the fixed id."""
+        return tuple(-1 if flag else int(ids[0]) for ids, flag in zip(self.choices, self.variable))
+
+    def sequences(self, start: int, stop: int) -> Tensor:
+        """Return sequences ``start`` to ``stop`` − 1 in lexicographic order: [n,L]."""
+        number = torch.arange(start, stop, device=self.choices[0].device)
+        columns = []
+        for ids in reversed(self.choices):
+            columns.append(ids[number % len(ids)])
+            number = number // len(ids)
+        return torch.stack(columns[::-1], dim=1)
+
+    def padded(self, start: int, stop: int, one: Batch) -> Tensor:
+        """Return the same sequences padded to the width of a batch: [n,T]."""
+        found = self.sequences(start, stop)
+        return torch.nn.functional.pad(found, (0, one.gold.shape[1] - found.shape[1]), value=one.symbols.pad)
+
+    def sequences_for(self, one: Batch) -> "Sequences":
+        """Return the ``sequences`` argument of `energies_in_parts` for a batch of one example."""
+
+        def sequences(start: int, stop: int) -> tuple[Tensor, Tensor]:
+            tokens = self.padded(start, stop, one)
+            return torch.zeros_like(tokens[:, 0]), tokens
+
+        return sequences
+
+
+def spaces_of(batch: Batch, ids: Tensor) -> list[Space]:
+    """Return the space of each example, in which variables take the ``ids`` and other positions keep their token."""
+    if not bool(batch.mask.any(dim=1).all()):
+        raise InputError("log Z needs the length of each example, but an example has no positions")
+    spaces = []
+    for gold, variable, size in zip(batch.gold, energies.variables(batch), energies.extents(batch).tolist()):
+        flags = variable[:size].tolist()
+        choices = tuple(ids if flag else gold[t : t + 1] for t, flag in enumerate(flags))
+        spaces.append(Space(choices, tuple(flags)))
+    return spaces
+
+
+def allowed_ids(model: Any, batch: Batch) -> Tensor:
+    """Return the ids that a variable may take, among those that the model scores: [A], ascending."""
+    one = batch.select(torch.zeros(1, dtype=torch.long, device=batch.gold.device))
+    with evaluation_mode(model):
+        size = int(model.scores(one, one.gold, torch.zeros_like(one.mask)).shape[-1])
+    ids = energies.allowed(batch.symbols, size, batch.gold.device).nonzero().squeeze(1)
+    if not len(ids):
+        raise InputError("the vocabulary has no allowed tokens, so there are no sequences to sum over")
+    return ids
+
+
+def equal_spaces(batch: Batch, spaces: Sequence[Space]) -> list[list[int]]:
+    """Group the examples that have the same log Z: those with equal spaces if there is no source."""
+    if batch.source is not None:
+        return [[b] for b in range(len(batch))]
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for b, space in enumerate(spaces):
+        groups.setdefault(space.key, []).append(b)
+    return list(groups.values())
+
+
+def _check_size(space: Space, most: int) -> None:
+    if space.size > most:
+        raise InputError(
+            f"{space.size} sequences are too many to enumerate one by one (at most {most}): use a model such as field"
+        )
 
 
 # ---- energies of many sequences, with gradients and in bounded memory ----
 
+Sequences = Callable[[int, int], tuple[Tensor, Tensor]]  # start, stop -> examples [n] and tokens [n,T]
+
 
 def energies_in_parts(
-    model: Any,
-    batch: Batch,
-    count: int,
-    sequences: Callable[[int, int], tuple[Tensor, Tensor]],
-    kind: Kind = "raw",
-    rows: int = ROWS,
+    model: Any, batch: Batch, count: int, sequences: Sequences, kind: Kind = "raw", rows: int = ROWS
 ) -> Tensor:
-    """E of ``count`` sequences, [count]; at most ``rows`` masked copies of them exist at a time, also in the backward pass.
+    """Return E of ``count`` sequences, [count]. At most ``rows`` masked copies exist at a time, also in the backward pass.
 
-    ``sequences(start, stop)`` gives the examples [n] that some of them belong to and their tokens [n,T].
+    ``sequences(start, stop)`` returns the tokens of some sequences and the number of the example of each.
     """
-    if rows < 1:
-        raise InputError(f"rows must be at least 1, not {rows}")
-    batch = energies.prepare(model, batch)
+    check_value("rows", Count, rows)
+    batch = energies.encode_sources(model, batch)
     at_once = rows
-    if not callable(getattr(model, "conditional_scores", None)):
+    if not isinstance(model, SupportsConditionals):
         at_once = max(1, rows // max(1, int(energies.variables(batch).sum(dim=1).max())))
 
     def part(start: int) -> Tensor:
@@ -63,131 +242,17 @@ def energies_in_parts(
     return torch.cat(found) if found else torch.zeros(0, device=batch.gold.device)
 
 
-# ---- log Z ----
+# ---- conditionals of the energy, which differ from the masked model's own softmax (Goyal 2021, section 6.2.1) ----
 
-
-def log_partition_with_gradient(
-    model: Any, batch: Batch, kind: Kind = "raw", rows: int = ROWS, most: int = MOST
-) -> Tensor:
-    """log Z of each example, [B], through which gradients flow: for spaces of at most ``most`` sequences.
-
-    Energies are computed again in the backward pass, part by part, so that memory stays bounded by ``rows``.
-    """
-    batch = energies.prepare(model, batch)
-    ids = allowed_ids(model, batch)
-    found = spaces(batch, ids)
-    values, where = [], []
-    for group in groups(batch, found):
-        space, one = found[group[0]], batch.select(torch.tensor(group[:1], device=batch.gold.device))
-        _check_size(space, most)
-        if shares_contexts(model, batch):
-            each = factored_energies(model, space, ids, kind)
-        else:
-            sequences = space.padded(batch.gold.shape[1], batch.symbols.pad)
-            each = energies_in_parts(model, one, space.size, sequences, kind, rows)
-        values.append(torch.logsumexp(-each, dim=0).expand(len(group)))
-        where += group
-    order = torch.tensor(where, device=batch.gold.device).argsort()
-    return torch.cat(values).index_select(0, order)
-
-
-def log_partition(
-    model: Any, batch: Batch, kind: Kind = "raw", *, rows: int = ROWS, most: int = MOST, cells: int = CELLS
-) -> Tensor:
-    """log Z of each example, [B] in float64, without gradients and with dropout off. See ``Partition``."""
-    return Partition(model, kind, rows=rows, most=most, cells=cells)(batch)
-
-
-class Partition:
-    """log Z of the examples of any number of batches: each space is summed over once, if there is no source.
-
-    A ``Factored`` model takes spaces of any size, with the energies of ``cells`` strings in memory; other models are
-    enumerated sequence by sequence, and refused beyond ``most``.
-    """
-
-    def __init__(
-        self, model: Any, kind: Kind = "raw", *, rows: int = ROWS, most: int = MOST, cells: int = CELLS
-    ) -> None:
-        check_value("kind", Kind, kind)
-        self.model, self.kind = model, kind
-        self.rows, self.most, self.cells = rows, most, cells
-        self.known: dict[tuple[int, ...], float] = {}
-
-    def __call__(self, batch: Batch) -> Tensor:
-        """[B] float64."""
-        ids = allowed_ids(self.model, batch)
-        found = spaces(batch, ids)
-        values = torch.zeros(len(batch), dtype=torch.float64, device=batch.gold.device)
-        for group in groups(batch, found):
-            one = batch.select(torch.tensor(group[:1], device=batch.gold.device))
-            values[group] = self._of(one, found[group[0]], ids)
-        return values
-
-    def nll(self, batch: Batch, lengths: Tensor | None = None) -> Tensor:
-        """−log p(y) of the gold in nats, [B] float64: E(y) + log Z, and −log p(T) where ``lengths`` gives log p(T).
-
-        T is the number of variables. Without ``lengths`` the length is taken as given; a task whose outputs are all of one
-        length needs none, others may use ``length_log_probs`` of the training data.
-        """
-        with evaluation_mode(self.model):
-            energy = energies.energy(self.model, batch, batch.gold, self.kind, self.rows).double()
-        found = energy + self(batch)
-        if lengths is None:
-            return found
-        counts = energies.variables(batch).sum(dim=1)
-        known = torch.cat([lengths, lengths.new_full((1,), -torch.inf)]).to(found)  # longer ones never occur
-        return found - known[counts.clamp(max=len(lengths))]
-
-    def _of(self, one: Batch, space: Space, ids: Tensor) -> float:
-        if one.source is not None:
-            return self._summed(one, space, ids)
-        key = key_of(space)
-        if key not in self.known:
-            self.known[key] = self._summed(one, space, ids)
-        return self.known[key]
-
-    def _summed(self, one: Batch, space: Space, ids: Tensor) -> float:
-        with evaluation_mode(self.model):
-            if shares_contexts(self.model, one):
-                return factored_log_z(self.model, space, ids, self.kind, self.cells)
-            _check_size(space, self.most)
-            total = Running()
-            sequences = space.padded(one.gold.shape[1], one.symbols.pad)
-            for start in range(0, space.size, self.rows):
-                _, tokens = sequences(start, min(start + self.rows, space.size))
-                total.add(-energies.energy(self.model, one, tokens, self.kind, self.rows))
-            return total.value
-
-
-def length_log_probs(lengths: Sequence[int], longest: int | None = None) -> Tensor:
-    """log p(T) for T = 0, 1, … as the lengths of training examples have it: −inf for those that never occur.
-
-    >>> length_log_probs([2, 2, 1, 2]).exp()
-    tensor([0.0000, 0.2500, 0.7500], dtype=torch.float64)
-    """
-    counts = torch.bincount(torch.tensor(list(lengths), dtype=torch.long), minlength=(longest or 0) + 1)
-    return (counts.double() / counts.sum()).log()
-
-
-def _check_size(space: Space, most: int) -> None:
-    if space.size > most:
-        raise InputError(
-            f"{space.size} sequences are too many to enumerate one by one (at most {most}); a model of the kind of "
-            "field has a faster way"
-        )
-
-
-# The conditionals that belong to an energy, which are not a masked model's own (Goyal 2021, section 6.2.1).
-
-WORTH = 8  # how many times cheaper a sequence is whose contexts are shared with all others
+WORTH = 8  # how many times cheaper a sequence is if its contexts are shared with all others
 
 
 def true_conditionals(
     model: Any, batch: Batch, where: Tensor, kind: Kind = "raw", rows: int = ROWS
 ) -> tuple[Tensor, Tensor]:
-    """log p(y_i = w | y\\i) of the energy model at the N positions ``where`` [B,T]: [N,A] for the A tokens allowed, and [A] their ids.
+    """Compute log p(y_i = w | y\\i) ∝ −E(y with w at i) at the N positions in the mask ``where`` [B,T].
 
-    p(y_i = w | y\\i) ∝ exp(−E(y with w at i)): each of the N·A sequences has an energy of its own (Goyal 2021, 6.2.1).
+    Return [N,A] for the A allowed tokens, and their ids [A]. Each of the N·A sequences needs its own energy.
     """
     ids = allowed_ids(model, batch)
     energy = _from_tables(model, batch, where, ids, kind)
@@ -197,7 +262,7 @@ def true_conditionals(
 
 
 def _one_by_one(model: Any, batch: Batch, where: Tensor, ids: Tensor, kind: Kind, rows: int) -> Tensor:
-    """The energies [N,A] of the gold with each token at each of N positions."""
+    """Compute the energies [N,A] of the targets with each token at each of N positions."""
     example, position = where.nonzero(as_tuple=True)
 
     def sequences(start: int, stop: int) -> tuple[Tensor, Tensor]:
@@ -213,17 +278,17 @@ def _one_by_one(model: Any, batch: Batch, where: Tensor, ids: Tensor, kind: Kind
 
 
 def _from_tables(model: Any, batch: Batch, where: Tensor, ids: Tensor, kind: Kind) -> Tensor | None:
-    """The same, looked up among the energies of all sequences, where that is less work than their own; else None."""
+    """Look the same energies up among those of all sequences; None if that is more work."""
     if not shares_contexts(model, batch):
         return None
-    found = spaces(batch, ids)
-    alike = groups(batch, found)
-    if sum(found[group[0]].size for group in alike) > WORTH * int(where.sum()) * len(ids):
+    spaces = spaces_of(batch, ids)
+    groups = equal_spaces(batch, spaces)
+    if sum(spaces[group[0]].size for group in groups) > WORTH * int(where.sum()) * len(ids):
         return None
     values, places = [], []
-    for group in alike:
-        space = found[group[0]]
-        table = factored_energies(model, space, ids, kind)
+    for group in groups:
+        space = spaces[group[0]]
+        table = factored_energies(model, space.choices, space.variable, ids, kind)
         strides = [math.prod(map(len, space.choices[t + 1 :])) for t in range(len(space.choices))]
         stride = torch.tensor(strides, device=ids.device)
         here = torch.zeros_like(where)

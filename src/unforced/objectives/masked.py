@@ -23,7 +23,7 @@ Frozen = str | Callable[..., Any]  # a run folder, or in Python a model
 def prepared(model: Any, batch: Batch, method: str) -> Batch:
     """The batch with its sources encoded, if the model is one that can hide tokens."""
     require(model, method, "scores")
-    return energies.prepare(model, batch)
+    return energies.encode_sources(model, batch)
 
 
 def permitted(scores: Tensor, batch: Batch) -> Tensor:
@@ -77,7 +77,7 @@ def with_lengths(model: Any, batch: Batch, loss: Loss, shares: Tensor, weight: f
 def free_conditionals(model: Any, batch: Batch, where: Tensor, rows: int) -> Tensor:
     """log p_mlm(y_i = w | y\\i), the softmax of the scores at a hidden position, at the N positions ``where``: [N,V]."""
     example, position = where.nonzero(as_tuple=True)
-    scores = energies.at(model, batch, batch.gold, example, position, rows)
+    scores = energies.scores_at(model, batch, batch.gold, example, position.unsqueeze(1), rows=rows).squeeze(1)
     return torch.log_softmax(permitted(scores, batch), dim=1)
 
 

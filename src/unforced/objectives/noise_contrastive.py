@@ -13,8 +13,7 @@ from torch import Tensor
 
 from unforced.energy import energies
 from unforced.energy.energies import Kind
-from unforced.energy.partition import ROWS, energies_in_parts
-from unforced.energy.spaces import allowed_ids
+from unforced.energy.partition import ROWS, allowed_ids, energies_in_parts
 from unforced.errors import InputError
 from unforced.models.modes import evaluation_mode
 from unforced.objectives.masked import Frozen, frozen, permitted, prepared, with_lengths
@@ -72,7 +71,7 @@ class Counts(NamedTuple):
         tensor([0.0000, 0.0000, 0.0000, 0.7500, 0.2500], dtype=torch.float64)
         """
         kept = energies.allowed(symbols, size)
-        special = set(energies.special(symbols))
+        special = set(energies.special_ids(symbols))
         single: Counter[int] = Counter()
         double: Counter[tuple[int, int]] = Counter()
         if order:

@@ -18,7 +18,7 @@ from accelerate.utils import gather_object
 from torch import Tensor, nn
 
 from unforced.energy import energies
-from unforced.energy.partition import Partition, true_conditionals
+from unforced.energy.partition import ROWS, log_partition, true_conditionals
 from unforced.errors import InputError
 from unforced.models.modes import evaluation_mode
 from unforced.ops.masks import widened
@@ -86,11 +86,13 @@ class _Exact:
     """E_raw(y*) + log Z, and −log p(T) where the model guesses how many tokens T there are (else T is given)."""
 
     def __init__(self, model: Any) -> None:
-        self.model, self.partition = model, Partition(model)
+        self.model = model
+        self.cache: dict[Any, float] = {}  # log Z by length
 
     def __call__(self, batch: Batch) -> Tensor:
         tokens = energies.variables(batch).sum(dim=1)
-        nll, log_z = self.partition.nll(batch), self.partition(batch)
+        log_z = log_partition(self.model, batch, cache=self.cache)
+        nll = energies.energy(self.model, batch, batch.gold, "raw", ROWS).double() + log_z
         if callable(getattr(self.model, "length_scores", None)):
             guesses = torch.log_softmax(widened(self.model.length_scores(batch)).double(), dim=1)
             unheard = guesses.new_full((len(batch), 1), -torch.inf)  # lengths that it can't guess
