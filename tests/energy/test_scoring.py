@@ -8,7 +8,7 @@ import torch
 from energy_cases import TableModel, alone, ended, free_of, kept_of, plain_energy, plain_scores
 from torch import Tensor
 
-from unforced.energy.energies import WordBlocks, token_batches, pseudo_log_likelihood, token_scores
+from unforced.energy.energies import WordBlocks, pseudo_log_likelihood, token_batches, token_scores
 from unforced.errors import InputError
 from unforced.models.field import Field
 from unforced.models.masked import ConditionalMasked, Masked

@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from unforced.chains.chains import Traces
-from unforced.energy.diagnostics import MIN_ESS, MAX_RHAT, Diagnosis
+from unforced.energy.diagnostics import MAX_RHAT, MIN_ESS, Diagnosis
 from unforced.protocols import Metric
 from unforced.training.run_folder import read_json, replace_json
 

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from unforced.decoding.sampling import best_first
-from unforced.models.modes import evaluation_mode
 from unforced.energy import energies
 from unforced.energy.mask_predict import output_lengths, random_start, warm_start
 from unforced.energy.metropolis_hastings import MetropolisHastings
 from unforced.energy.samplers import sweep
 from unforced.errors import InputError
+from unforced.models.modes import evaluation_mode
 from unforced.options import Count, Options
 from unforced.protocols import HasEnergy, Sampler, require
 from unforced.types import Batch, Hypotheses

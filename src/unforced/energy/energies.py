@@ -22,8 +22,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from unforced.models.modes import evaluation_mode
 from unforced.errors import InputError
+from unforced.models.modes import evaluation_mode
 from unforced.ops.masks import length_mask, widened
 from unforced.options import check_value
 from unforced.protocols import SupportsConditionals, SupportsEncoding, SupportsFeatures, SupportsFeaturesAt, require

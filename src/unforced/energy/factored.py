@@ -91,12 +91,7 @@ def factored_energies(
 
 
 def factored_terms(
-    model: Factored,
-    choices: Sequence[Tensor],
-    variable: Sequence[bool],
-    ids: Tensor,
-    kind: Kind,
-    cells: int = CELLS,
+    model: Factored, choices: Sequence[Tensor], variable: Sequence[bool], ids: Tensor, kind: Kind, cells: int = CELLS
 ) -> Iterator[Tensor]:
     """Yield −E of all sequences of a space in parts, without gradients; ``ids`` are the tokens that E_local sums over.
 

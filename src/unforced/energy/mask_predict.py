@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from unforced.models.modes import evaluation_mode
 from unforced.energy import energies
 from unforced.energy.energies import ROWS
 from unforced.errors import InputError
+from unforced.models.modes import evaluation_mode
 from unforced.ops import random_streams
 from unforced.ops.masks import widened
 from unforced.options import Count, Options

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from unforced.models.modes import evaluation_mode
 from unforced.energy import energies
 from unforced.energy.energies import Kind
 from unforced.energy.factored import CELLS, factored_energies, factored_terms, shares_contexts
 from unforced.errors import InputError
+from unforced.models.modes import evaluation_mode
 from unforced.options import Count, check_value
 from unforced.protocols import SupportsConditionals
 from unforced.types import Batch
