@@ -39,7 +39,7 @@ def gold_steps(batch: Batch, steps: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Hamming:
+class Hamming(Options):
     """1 for every token that isn't the gold.
 
     >>> Hamming()(torch.tensor([3]), torch.tensor([[3, 4]]))
