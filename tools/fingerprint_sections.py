@@ -24,9 +24,9 @@ Entries = Iterator[tuple[str, Callable[[], Parts]]]
 
 def huggingface_batch(model: Any, inputs: dict[str, Tensor]) -> unforced.Batch:
     """The only thing here that the package does not offer at its top: change this function when it moves."""
-    from unforced.huggingface.batches import batch
+    from unforced.huggingface.batches import make_batch
 
-    return batch(model, **inputs)
+    return make_batch(model, **inputs)
 
 
 # ---- data and models ----

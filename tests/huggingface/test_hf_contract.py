@@ -37,8 +37,8 @@ def test_it_is_a_step_decoder_around_the_same_parameters(name: str) -> None:
     assert isinstance(model, StepDecoder)
     assert model.model is hf
     assert {id(p) for p in model.parameters()} == {id(p) for p in hf.parameters()}
-    assert model.strides
-    assert model.pads_left
+    assert model.takes_strides
+    assert model.takes_left_padding
     assert not model.training
     model.train()
     assert hf.training
