@@ -162,7 +162,10 @@ def test_bad_data_is_named(name: str, change: dict[str, Any], message: str) -> N
 
 def test_lists_make_a_batch_too() -> None:
     model, data = DECODERS["gpt2"].wrapped(), collated("gpt2")
-    plain, listed = (make_batch(model, **data), make_batch(model, **{name: value.tolist() for name, value in data.items()}))
+    plain, listed = (
+        make_batch(model, **data),
+        make_batch(model, **{name: value.tolist() for name, value in data.items()}),
+    )
     assert torch.equal(plain.gold, listed.gold)
     assert torch.equal(plain.source, listed.source)
     typed = make_batch(model, **data, token_type_ids=torch.zeros_like(data["input_ids"]))

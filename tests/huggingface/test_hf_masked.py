@@ -110,7 +110,9 @@ def test_without_labels_all_but_special_tokens_count() -> None:
     model = wrap(hf, tokenizer=SimpleNamespace(**names))
     assert model.mask_token == 3
     assert model.symbols == (0, 1, None, (0, 1, 2, 3))
-    made_batch = make_batch(model, torch.tensor([[1, 7, 8, 2], [1, 9, 2, 0]]), torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]]))
+    made_batch = make_batch(
+        model, torch.tensor([[1, 7, 8, 2], [1, 9, 2, 0]]), torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]])
+    )
     assert made_batch.mask.tolist() == [[False, True, True, False], [False, True, False, False]]
     assert made_batch.length is not None
     assert made_batch.length.tolist() == [4, 3]

@@ -262,7 +262,11 @@ def test_what_smoothing_asks_of_a_tokenizer(place: Path) -> None:
         [tokenizers.AddedToken("to", special=True)]
     )  # without a role, as chat models' turns are
     turn = {names.index("to")}
-    assert special(flagged) == special(unforced.wrap(wrapped.model, tokenizer=flagged.tokenizer).vocabulary) == wanted | turn
+    assert (
+        special(flagged)
+        == special(unforced.wrap(wrapped.model, tokenizer=flagged.tokenizer).vocabulary)
+        == wanted | turn
+    )
     codec.tokenizer.unk_token = codec.tokenizer.eos_token  # as GPT-2 has it
     assert codec.symbols.eos in wordless(codec)
     assert codec.encode(Example("a", "b", ("b",))).references == ()

@@ -73,7 +73,9 @@ def _emptied(cache: Any, rows: int) -> tuple[Any, Tree]:
                 vars(layer)[name].update(dict.fromkeys(part))
             else:
                 vars(layer)[name] = None
-        for leaf in (leaf for part in tensors.values() for leaf in (part.values() if isinstance(part, dict) else [part])):
+        for leaf in (
+            leaf for part in tensors.values() for leaf in (part.values() if isinstance(part, dict) else [part])
+        ):
             if leaf.shape[0] != rows:
                 raise InputError(
                     f"a cache layer of the class {type(layer).__name__} holds a tensor {tuple(leaf.shape)} whose first "

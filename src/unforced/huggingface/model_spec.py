@@ -38,7 +38,9 @@ class HuggingFace(Options):
 
     path: NonEmptyStr  # a local folder
     kind: Literal["auto", "encoder_decoder", "causal", "masked"] = "auto"  # "auto" follows the folder's configuration
-    template: str | None = None  # text around {source}; default: "{source}", for causal models "{source}" and a line break
+    template: str | None = (
+        None  # text around {source}; default: "{source}", for causal models "{source}" and a line break
+    )
     start: tuple[int, ...] = ()  # first inputs of the decoder; default: as the folder says
     longest_source: Annotated[int, AtLeast(2)] | None = None  # in tokens; longer sources are cut
     longest_target: Annotated[int, AtLeast(2)] | None = None  # in tokens; longer targets are cut
@@ -102,7 +104,9 @@ class TokenizedTask:
         task = self.inner
         for example in train[:1]:
             if not isinstance(example.target, str) or not isinstance(example.source, str | None):
-                raise InputError(f"Hugging Face models read only text, but the task {type(task).__name__} has other data")
+                raise InputError(
+                    f"Hugging Face models read only text, but the task {type(task).__name__} has other data"
+                )
         cut_source = task.cut_source if isinstance(task, TextTask) else None
         return self.model.codec(cut_source, isinstance(task, TextTask | Language) and task.lowercase)
 

@@ -64,7 +64,9 @@ class ModelVocabulary:
         names = ("decoder_start_token_id", "bos_token_id") if self.kind == "encoder_decoder" else ("bos_token_id",)
         bos = self._find(*names) if start is None else start
         if bos is None and self.kind == "encoder_decoder":
-            raise InputError(f"{self._model} has no decoder start token: pass start=, the id of the decoder's first input")
+            raise InputError(
+                f"{self._model} has no decoder start token: pass start=, the id of the decoder's first input"
+            )
         if pad is None:
             candidates = [self._find("pad_token_id"), bos, self._find("unk_token_id"), eos]
             known = [id for id in candidates if id is not None]
@@ -81,7 +83,13 @@ class ModelVocabulary:
             raise InputError(f"{self._model} has no mask token: pass tokenizer=, or mask=, the id of that token")
         pad = (self._find("pad_token_id") or 0) if pad is None else pad
         names = ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
-        special = {pad, self.mask_token, *banned, *self.special_ids, *(id for name in names for id in self._find_all(name))}
+        special = {
+            pad,
+            self.mask_token,
+            *banned,
+            *self.special_ids,
+            *(id for name in names for id in self._find_all(name)),
+        }
         bos = self._find("cls_token_id", "bos_token_id")
         return Symbols(pad=pad, bos=pad if bos is None else bos, eos=None, banned=tuple(sorted(special)))
 
