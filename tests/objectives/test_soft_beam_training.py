@@ -234,13 +234,13 @@ def test_the_last_steps_are_not_made_again():
     taken, advance = [], model.advance
     model.advance = lambda *given: taken.append(1) or advance(*given)
     loss_of(SoftBeam(alpha=2.0, checkpoint=True), model, batch).total.backward()
-    assert len(taken) == 36 + 1 + 2 * 6  # the first one by itself, then stretches of √36; the last 23 are kept
+    assert len(taken) == 36 + 1 + 2 * 6  # the first one by itself, then segments of √36; the last 23 are kept
 
 
 @BOTH
 @pytest.mark.parametrize("checkpoint", [False, True])
 def test_all_steps_add_to_one_gradient_of_the_vocabulary(kind, checkpoint, monkeypatch):
-    """One of the matrix of outputs, one of that of inputs: also where a search is made in stretches."""
+    """One of the matrix of outputs, one of that of inputs: also where a search is made in segments."""
     model, gold = build(kind), torch.tensor([[*[3] * 35, 2]])
     batch = Batch.of_gold(gold, gold > 0, ENDED, source=gold, source_mask=gold > 0)
     taken, take = [], Kept.take

@@ -14,7 +14,6 @@ from unforced.objectives.model_tokens import PICKS, add_fed_metric, draw_replace
 from unforced.objectives.schedules import Exponential, InverseSigmoid, at, check_ends
 from unforced.ops import random_streams, relaxations
 from unforced.ops.masks import widened
-from unforced.ops.relaxations import checked_alpha
 from unforced.options import Options, Positive, Probability
 from unforced.protocols import Schedule, StepDecoder, require
 from unforced.types import Batch, DecoderState, Loss, Progress, Symbols
@@ -67,7 +66,7 @@ class ScheduledSampling(Options):
         state, keys = model.start(batch), random_streams.branch(keys, PICKS)
         if self.feed in SOFT:
             with stepping(model):
-                loss = self.soft_loss(model, batch, state, replaced, keys, checked_alpha(at(self.alpha, progress)))
+                loss = self.soft_loss(model, batch, state, replaced, keys, at(self.alpha, progress, "alpha", Positive))
         else:
             mixed = replace(batch, prefix=self.roll_out(model, batch, state, replaced, keys))
             loss = negative_log_likelihood(*gold_scores(model, mixed, state))
@@ -113,7 +112,7 @@ class ScheduledSampling(Options):
         kind, scores = scores.dtype, mask_banned(widened(scores), symbols)
         if self.feed == "soft_sample":
             noise = random_streams.uniform_rows(random_streams.branch(keys, t), scores.shape[-1])
-            scores = relaxations.perturbed(scores, noise)
+            scores = relaxations.add_gumbel(scores, noise)
         support = relaxations.peaked_support(scores, alpha)
         if support is None:
             return model.embed_mix(relaxations.peaked_softmax(scores, alpha).to(kind).unsqueeze(1))
