@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from unforced.errors import InputError
-from unforced.models.modes import no_dropout, stepping
+from unforced.models.modes import no_dropout
 from unforced.ops import state_rows
 from unforced.ops.masks import widened
 from unforced.protocols import StepDecoder, require
@@ -302,7 +302,7 @@ def _steps(
     dropout: bool,
 ) -> tuple[DecoderState, Any, Move]:
     """Make a segment of steps. Modes are set here because recomputation happens outside of the caller's contexts."""
-    with nullcontext() if dropout else no_dropout(model), stepping(model):
+    with nullcontext() if dropout else no_dropout(model):
         for t in times:
             state, (memory, move, _, _) = step(model, selector, t, width, state, move, memory, None)
     return state, memory, move

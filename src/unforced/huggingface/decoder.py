@@ -3,8 +3,6 @@
 import copy
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -17,12 +15,10 @@ from unforced.huggingface.parts import (
     class_name,
     find_parts,
     is_encoder_decoder,
-    linear_output_name,
     position_limit,
     score_features,
 )
 from unforced.huggingface.vocabulary import ModelVocabulary
-from unforced.ops.kernels import Deferred
 from unforced.types import Batch, DecoderState, Tree
 
 # ---- Caches ----
@@ -146,7 +142,6 @@ class WrappedModel(nn.Module):
         self.vocabulary = vocabulary
         self.symbols = vocabulary.symbols
         self.training = model.training
-        self._inputs: Deferred | None = None  # the embedding's weight, while stepping
 
     @property
     def embedding(self) -> Any:
@@ -165,12 +160,6 @@ class WrappedModel(nn.Module):
         return embedding_scale(self.embedding)
 
     def embed(self, ids: Tensor) -> Tensor:
-        if self._inputs is not None and self.scale is not None:
-            vectors = self._inputs.rows(ids)
-            padding = getattr(self.embedding, "padding_idx", None)
-            if padding is not None:  # its vector is not learned
-                vectors = torch.where((ids == padding).unsqueeze(-1), vectors.detach(), vectors)
-            return vectors if self.scale == 1 else vectors * self.scale
         embedded: Tensor = self.embedding(ids)
         return embedded
 
@@ -184,10 +173,7 @@ class WrappedModel(nn.Module):
         if len(table) < size:
             raise InputError(f"cannot mix the embeddings of {size} tokens: the model has only {len(table)}")
         weights = weights.to(table.dtype)
-        if self._inputs is not None and len(table) == size:
-            mixed = self._inputs.mix(weights)
-        else:  # a model may have embeddings of tokens that it does not score
-            mixed = weights @ (table if len(table) == size else table[:size])
+        mixed = weights @ (table if len(table) == size else table[:size])  # some embeddings may have no score
         mixed = mixed.to(table.dtype)  # under autocast the product has low precision
         return mixed if self.scale == 1 else mixed * self.scale
 
@@ -241,7 +227,6 @@ class WrappedDecoder(WrappedModel, ABC):
         self.parts = find_parts(model)
         self.takes_strides = True  # whether a state can be advanced over several positions at once
         self.takes_left_padding = True  # whether prompts of several lengths can share a batch
-        self._outputs: Deferred | None = None  # the output layer's weight, while stepping
 
     @property
     def owner(self) -> Any:
@@ -256,38 +241,8 @@ class WrappedDecoder(WrappedModel, ABC):
         return (self.body if is_encoder_decoder(self.model) else self.owner).get_input_embeddings()
 
     def score(self, features: Tensor) -> Tensor:
-        flat, others = features.reshape(1, -1, features.shape[-1]), {}
-        if self._outputs is not None:
-            others = {linear_output_name(self.owner): self._project}
-        scores = score_features(self.owner, self.parts.path, flat, others)
+        scores = score_features(self.owner, self.parts.path, features.reshape(1, -1, features.shape[-1]))
         return scores.reshape(*features.shape[:-1], scores.shape[-1])
-
-    def _project(self, features: Tensor) -> Tensor:
-        """Run the output layer while stepping."""
-        assert self._outputs is not None
-        scores, bias = self._outputs.linear(features), self.owner.get_output_embeddings().bias
-        return scores if bias is None else scores + bias
-
-    @contextmanager
-    def stepping(self) -> Iterator[None]:
-        """Compute the gradients of the vocabulary's matrices once for all steps of a pass with gradient.
-
-        Does nothing under autocast, which casts only for the usual operators, and within another such pass.
-        """
-        device = next(self.parameters()).device
-        plain = not torch.is_grad_enabled() or torch.is_autocast_enabled(device.type)
-        if plain or self._inputs is not None or self._outputs is not None:
-            yield
-            return
-        if self.scale is not None and self.embedding.weight.requires_grad:
-            self._inputs = Deferred(self.embedding.weight)
-        child = linear_output_name(self.owner)
-        if child and self.owner.get_submodule(child).weight.requires_grad:
-            self._outputs = Deferred(self.owner.get_submodule(child).weight)
-        try:
-            yield
-        finally:
-            self._inputs = self._outputs = None
 
     @abstractmethod
     def start(self, batch: Batch) -> DecoderState:

@@ -1,7 +1,7 @@
 """Find the parts of a transformers model: the decoder body that makes features and the layers that score them."""
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -79,12 +79,6 @@ def _embedding(model: Any) -> nn.Module:
     return found
 
 
-def linear_output_name(owner: nn.Module) -> str:
-    """Return the name of the owner's child that is its output layer if that is a plain ``nn.Linear``, else ""."""
-    layer = output_layer(owner)
-    return next((name for name, child in owner.named_children() if child is layer and type(child) is nn.Linear), "")
-
-
 @contextmanager
 def position_limit(part: Any, length: int, name: str) -> Iterator[None]:
     """Turn the error of a pass over more positions than the model has into an `InputError`."""
@@ -141,18 +135,16 @@ class _KnownBody:
         return _KnownBody(found, self.path[1:], self.features) if self.path[:1] == (name,) else found
 
 
-def score_features(
-    owner: nn.Module, path: tuple[str, ...], features: Tensor, others: Mapping[str, Any] | None = None
-) -> Tensor:
+def score_features(owner: nn.Module, path: tuple[str, ...], features: Tensor) -> Tensor:
     """Score features [1,N,H] -> [1,N,V] by the model's own forward function, with its body replaced.
 
     This includes whatever the model does after its body: scaling, biases, caps. It runs on a second object around the
-    owner's parameters and modules, of which ``others`` replaces some; the owner itself is not changed.
+    owner's parameters and modules; the owner itself is not changed.
     """
     view: Any = object.__new__(type(owner))
     view.__dict__.update(owner.__dict__)
     known = _KnownBody(owner.get_submodule(path[0]), path[1:], features)
-    view.__dict__["_modules"] = {**owner._modules, path[0]: known, **(others or {})}
+    view.__dict__["_modules"] = {**owner._modules, path[0]: known}
     inputs: dict[str, Any] = {"inputs_embeds": features}
     if is_encoder_decoder(owner):
         inputs = {"encoder_outputs": FeaturesOutput((features,)), "decoder_inputs_embeds": features}

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from unforced.decoding.teacher_forcing import gold_scores
 from unforced.errors import InputError
-from unforced.models.modes import evaluation_mode, stepping
+from unforced.models.modes import evaluation_mode
 from unforced.objectives.cross_entropy import negative_log_likelihood
 from unforced.objectives.model_tokens import PICKS, add_fed_metric, draw_replaced, mask_banned, pick_tokens
 from unforced.objectives.schedules import Exponential, InverseSigmoid, at, check_ends
@@ -65,8 +65,7 @@ class ScheduledSampling(Options):
             return add_fed_metric(negative_log_likelihood(*gold_scores(model, batch)), batch, replaced)
         state, keys = model.start(batch), random_streams.branch(keys, PICKS)
         if self.feed in SOFT:
-            with stepping(model):
-                loss = self.soft_loss(model, batch, state, replaced, keys, at(self.alpha, progress, "alpha", Positive))
+            loss = self.soft_loss(model, batch, state, replaced, keys, at(self.alpha, progress, "alpha", Positive))
         else:
             mixed = replace(batch, prefix=self.roll_out(model, batch, state, replaced, keys))
             loss = negative_log_likelihood(*gold_scores(model, mixed, state))

@@ -12,7 +12,7 @@ from unforced.decoding.search import Constraints, search
 from unforced.decoding.soft_beam import SoftMemory, SoftTop, check_end
 from unforced.decoding.teacher_forcing import gold_scores
 from unforced.errors import InputError
-from unforced.models.modes import no_dropout, stepping
+from unforced.models.modes import no_dropout
 from unforced.objectives.costs import Hamming, fitted_cost
 from unforced.objectives.cross_entropy import negative_log_likelihood
 from unforced.objectives.schedules import Exponential, at, check_ends
@@ -152,8 +152,7 @@ class SoftBeam(Options):
             watch=None if clip is None else clip.bound,
         )
         root = math.isqrt(max(longest - 1, 0)) + 1  # √T, rounded up
-        with stepping(model):
-            return search(model, batch, selector, steps, state=state, segment=root if self.checkpoint else None).memory
+        return search(model, batch, selector, steps, state=state, segment=root if self.checkpoint else None).memory
 
     def gold_score(self, model: StepDecoder, batch: Batch, state: DecoderState) -> Tensor:
         """s(y*) [B], by feeding the gold."""
