@@ -34,7 +34,8 @@ def alignments(letters: str, phonemes: list[str]) -> list[tuple[str, ...]]:
 def log_prob(aligner: Aligner, letters: str, labels: tuple[str, ...]) -> float:
     total = 0.0
     for letter, label in zip(letters, labels):
-        ids = [0, 0, *(aligner.phonemes.get(phoneme, 0) for phoneme in label.split("+") if phoneme != "_")]
+        other = len(aligner.phonemes) + 1
+        ids = [0, 0, *(aligner.phonemes.get(phoneme, other) for phoneme in label.split("+") if phoneme != "_")]
         total += aligner.log_probs[aligner.letters.get(letter, 0), ids[-2], ids[-1]]
     return total
 
@@ -45,8 +46,7 @@ def test_alignments_are_the_best_of_all(seed: int) -> None:
     words = [*corpus(seed), *corpus(seed + 100), ("adb", ["X", "W", "Y"])]  # the last has unknown symbols
     for (letters, phonemes), found in zip(words, aligner.align(words), strict=True):
         scores = {labels: log_prob(aligner, letters, labels) for labels in alignments(letters, phonemes)}
-        assert found.log_prob == pytest.approx(max(scores.values()), abs=1e-9)
-        assert scores[found.labels] == pytest.approx(found.log_prob, abs=1e-9)
+        assert found.log_prob == scores[found.labels] == max(scores.values())
         assert join_labels(found.labels).split() == phonemes
 
 
@@ -55,10 +55,10 @@ def test_no_round_lowers_the_posterior(seed: int) -> None:
     words, posteriors = corpus(seed), []
     for rounds in range(1, 8):
         aligner = Aligner.learn(words, rounds)
-        np.testing.assert_allclose(np.exp(aligner.log_probs).sum(axis=(1, 2)), 1)
+        np.testing.assert_allclose(np.exp(aligner.log_probs).sum(axis=(1, 2)), 1, rtol=1e-5)
         likelihood = sum(alignment.log_prob for alignment in aligner.align(words))
         posteriors.append(likelihood + SMOOTHING * aligner.log_probs.sum())
-    assert np.all(np.diff(posteriors) > -1e-9)
+    assert np.all(np.diff(posteriors) > -1e-3)
     assert posteriors[-1] > posteriors[0]
 
 
@@ -78,3 +78,8 @@ def test_words_that_cannot_be_aligned_are_ignored() -> None:
     assert not alignable("x", [])
     with_more = Aligner.learn([("x", ["EH", "K", "S"]), *words])
     assert with_more.log_probs.tobytes() == Aligner.learn(words).log_probs.tobytes()
+
+
+def test_ties_go_to_the_earlier_letter() -> None:
+    aligner = Aligner.learn([("aa", ["X"]), ("aa", ["X"])])
+    assert aligner.align([("aaa", ["X"])])[0].labels == ("X", "_", "_")

@@ -1,6 +1,7 @@
 """Metrics of tagging: token accuracy and entity F1."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -8,6 +9,7 @@ from unforced.errors import InputError
 from unforced.metrics.text import RatioMetric, check_answers
 
 
+@dataclass
 class TokenAccuracy(RatioMetric):
     """Percentage of correct tokens over the corpus; the nearest of several answers counts.
 
@@ -22,8 +24,8 @@ class TokenAccuracy(RatioMetric):
     66.67
     """
 
-    name = "accuracy"
-    higher_is_better = True
+    name: str = "accuracy"
+    higher_is_better: bool = field(default=True, init=False)
 
     def statistics(self, outputs: Sequence[Sequence[str]], answers: Sequence[Sequence[Sequence[str]]]) -> np.ndarray:
         check_answers(outputs, answers)

@@ -33,16 +33,16 @@ class Aligner:
     """Letter-to-label probabilities and the most probable alignment under them.
 
     p(labels | letters) is the product over letters of p(label | letter). A label is no phoneme, one, or two in
-    sequence. Unknown letters and phonemes share the id 0, whose probability comes from smoothing.
+    sequence. Letters and phonemes that training words lack get their probability from smoothing.
 
     >>> aligner = Aligner.learn([("cat", ["K", "AE", "T"]), ("sat", ["S", "AE", "T"]), ("ta", ["T", "AA"])])
     >>> aligner.align([("catt", ["K", "AE", "T"])])[0].labels
     ('K', 'AE', 'T', '_')
     """
 
-    letters: dict[str, int]
-    phonemes: dict[str, int]
-    log_probs: np.ndarray  # [letter, first phoneme, second]; 0 stands for no first phoneme, or for no phoneme at all
+    letters: dict[str, int]  # ids from 1; 0 is any other letter
+    phonemes: dict[str, int]  # ids from 1; 0 is no phoneme, the id after the last any other phoneme
+    log_probs: np.ndarray  # [letter, first phoneme, second]; of a single phoneme the first is 0
 
     @classmethod
     def learn(cls, words: Sequence[Word], rounds: int = 30) -> "Aligner":
@@ -51,7 +51,8 @@ class Aligner:
         The first alignment spreads the phonemes of a word evenly over its letters. Each round sets p(label | letter) to
         its smoothed relative frequency and aligns every word anew. No round lowers log p(labels | letters) of all words
         plus ``SMOOTHING`` · Σ log p, the log-posterior under a Dirichlet prior. The result does not depend on the order
-        of the words. Words of more than two phonemes a letter are ignored.
+        of the words. Of equally probable alignments the one that emits phonemes earlier is taken. Words of more than
+        two phonemes a letter are ignored.
         """
         words = [word for word in words if alignable(*word)]
         letters = {letter: i for i, letter in enumerate(sorted({x for word, _ in words for x in word}), 1)}
@@ -131,7 +132,7 @@ def _groups(words: Sequence[Word], letters: dict[str, int], phonemes: dict[str, 
         counts = np.array([len(words[row][1]) for row in rows])
         padded = np.zeros((len(rows), counts.max()), dtype=np.int64)
         for place, row in enumerate(rows):
-            padded[place, : counts[place]] = [phonemes.get(phoneme, 0) for phoneme in words[row][1]]
+            padded[place, : counts[place]] = [phonemes.get(phoneme, len(phonemes) + 1) for phoneme in words[row][1]]
         ids = np.array([[letters.get(letter, 0) for letter in words[row][0]] for row in rows])
         yield _Group(rows, ids, padded, counts)
 
@@ -148,7 +149,7 @@ def _log_frequencies(
     groups: Sequence[_Group], emitted: Sequence[np.ndarray], letters: int, phonemes: int
 ) -> np.ndarray:
     """Smoothed relative frequencies of labels given letters, as logarithms."""
-    shape = (letters + 1, phonemes + 1, phonemes + 1)
+    shape = (letters + 1, phonemes + 2, phonemes + 2)
     counts = np.zeros(shape, dtype=np.int64)
     for group, each in zip(groups, emitted):
         padded = np.pad(group.phonemes, ((0, 0), (0, 2)))
@@ -158,5 +159,6 @@ def _log_frequencies(
         labels = (np.where(each == 2, one, 0), np.where(each == 2, two, np.where(each == 1, one, 0)))
         np.add.at(counts, (group.letters, *labels), 1)
     smoothed = counts + SMOOTHING
-    log_probs: np.ndarray = np.log(smoothed / smoothed.sum(axis=(1, 2), keepdims=True))
-    return log_probs
+    log_probs = np.log(smoothed / smoothed.sum(axis=(1, 2), keepdims=True))
+    rounded: np.ndarray = np.round(log_probs * 2**20) / 2**20  # sums are exact, so that ties are ties on every machine
+    return rounded

@@ -32,10 +32,10 @@ class LetterCodec(TagCodec):
         return tuple(words[0])
 
 
-class OfPhonemes:
+class PhonemeMetric:
     """A metric of phoneme strings, applied to sequences of labels after joining them.
 
-    >>> metric = OfPhonemes(ErrorRate("phoneme_error"))
+    >>> metric = PhonemeMetric(ErrorRate("phoneme_error"))
     >>> metric.statistics([["B", "AA", "K+S"]], [[["B", "AO", "K+S"]]])
     array([[1., 4.]])
     """
@@ -98,4 +98,8 @@ class StreamingG2P(G2P):
         return LetterCodec.from_json(data)
 
     def metrics(self) -> tuple[Metric, ...]:
-        return TokenAccuracy(), OfPhonemes(ErrorRate("phoneme_error")), OfPhonemes(ExactError("word_error"))
+        return (
+            TokenAccuracy("label_accuracy"),
+            PhonemeMetric(ErrorRate("phoneme_error")),
+            PhonemeMetric(ExactError("word_error")),
+        )
