@@ -159,10 +159,10 @@ def fitted(objective: Objective, known: Any, examples: Iterable[Any] | None = No
     ``input_ids``), as a trainer takes them.
     """
     if isinstance(known, WrappedModel):
-        from unforced.huggingface.codec import LabelledExamples, TokenizerVocabulary
+        from unforced.huggingface.codec import LabelledExamples
 
         items = () if examples is None else LabelledExamples(examples)
-        return tell(objective, TokenizerVocabulary(known, known.tokenizer), items)
+        return tell(objective, known.vocabulary, items)
     codec = known if isinstance(known, Codec) else getattr(known, "codec", None)
     if not isinstance(codec, Codec):
         raise InputError(

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from unforced.huggingface.batches import batch
+from unforced.huggingface.batches import make_batch
 from unforced.huggingface.wrap import wrap
 from unforced.types import Batch
 
@@ -206,7 +206,7 @@ def collated(case_name: str, seed: int = 0, left: bool = False) -> dict[str, Ten
 
 
 def batch_for(case_name: str, model: Any, seed: int = 0) -> Batch:
-    return batch(model, **collated(case_name, seed))
+    return make_batch(model, **collated(case_name, seed))
 
 
 def features(model: Any, made: Batch) -> Tensor:

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from hf_cases import DECODERS, V, batch_for, collated, features, leaves
 
 from unforced.huggingface.wrap import wrap
-from unforced.models.modes import stepping
 from unforced.objectives.cross_entropy import CrossEntropy
 from unforced.ops import state_rows
 from unforced.protocols import StepDecoder
@@ -37,8 +36,8 @@ def test_it_is_a_step_decoder_around_the_same_parameters(name: str) -> None:
     assert isinstance(model, StepDecoder)
     assert model.model is hf
     assert {id(p) for p in model.parameters()} == {id(p) for p in hf.parameters()}
-    assert model.strides
-    assert model.pads_left
+    assert model.takes_strides
+    assert model.takes_left_padding
     assert not model.training
     model.train()
     assert hf.training
@@ -144,16 +143,15 @@ def relaxed(model: Any, batch: Batch, weights: torch.Tensor) -> torch.Tensor:
     """A few steps of two mixed hypotheses, each fed mixtures of tokens that the scores before make."""
     state = state_rows.repeat(model.start(batch), 2)
     inputs, total = (model.embed(batch.prefix[:, :1]).repeat_interleave(2, dim=0), torch.zeros((), dtype=torch.float64))
-    with stepping(model):
-        for t in range(4):
-            features, state = model.advance(state, inputs)
-            scores = model.score(features)
-            total = total + scores.log_softmax(-1)[..., 5 + t].square().sum()
-            noise = torch.linspace(0, 1, len(scores), dtype=torch.float64)[:, None, None]
-            inputs = model.embed_mix((scores * (1 + noise)).softmax(-1))
-            if t == 0:
-                inputs = inputs + 0.1 * model.embed(torch.tensor([[6], [7]])).repeat(len(batch), 1, 1)
-            state = state_rows.mix(state, weights)
+    for t in range(4):
+        features, state = model.advance(state, inputs)
+        scores = model.score(features)
+        total = total + scores.log_softmax(-1)[..., 5 + t].square().sum()
+        noise = torch.linspace(0, 1, len(scores), dtype=torch.float64)[:, None, None]
+        inputs = model.embed_mix((scores * (1 + noise)).softmax(-1))
+        if t == 0:
+            inputs = inputs + 0.1 * model.embed(torch.tensor([[6], [7]])).repeat(len(batch), 1, 1)
+        state = state_rows.mix(state, weights)
     return total
 
 
@@ -194,24 +192,6 @@ def test_gradients_through_states_agree_with_finite_differences(name: str) -> No
             down[place] -= step
             slope = (relaxed(model, batch, up) - relaxed(model, batch, down)) / (2 * step)
         torch.testing.assert_close(grad[place], slope, rtol=1e-5, atol=1e-4)
-
-
-def test_stepping_changes_no_gradient(name: str) -> None:
-    model, batch = made(name)
-    model.train()
-    grads = []
-    for own in (model.stepping, None):
-        if own is None:
-            model.stepping = lambda: torch.enable_grad()
-        model.zero_grad()
-        relaxed(model, batch, mixing(batch)).backward()
-        grads.append({n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None})
-    assert grads[0].keys() == grads[1].keys()
-    for key in grads[0]:
-        scale = grads[1][key].abs().max().clamp(min=1)
-        torch.testing.assert_close(
-            grads[0][key] / scale, grads[1][key] / scale, rtol=0, atol=max(DECODERS[name].near, 1e-8)
-        )
 
 
 def test_bfloat16_autocast_stays_close_and_trains(name: str) -> None:

@@ -8,7 +8,7 @@ from hf_cases import DECODERS, ENCODER_DECODERS, collated
 from torch import Tensor
 
 from unforced.decoding import Beam, Greedy
-from unforced.huggingface.batches import batch
+from unforced.huggingface.batches import make_batch
 from unforced.huggingface.wrap import wrap
 from unforced.types import Hypotheses
 
@@ -87,7 +87,7 @@ def compare(name: str, seed: int, settings: tuple[Any, ...]) -> set[int]:
         min_new_tokens=minimum,
         early_stopping=EARLY[stopping],
     )
-    made = batch(model, **inputs)
+    made = make_batch(model, **inputs)
     if beam == 1:
         ours = Greedy(minimum, STEPS)(model, made)
     else:

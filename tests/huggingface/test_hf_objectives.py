@@ -10,7 +10,7 @@ from trainer_cases import objectives_for
 
 import unforced
 from unforced.decoding import search
-from unforced.huggingface.batches import batch
+from unforced.huggingface.batches import make_batch
 from unforced.huggingface.wrap import wrap
 from unforced.protocols import Objective
 from unforced.types import Loss, Progress
@@ -155,7 +155,7 @@ def test_padding_may_be_the_end_symbol(method: str, fields: dict[str, Any]) -> N
 def test_prompts_are_never_replaced(name: str) -> None:
     """With everything else the model's own, what stands before the gold is as it was given."""
     model = DECODERS[name].wrapped()
-    data, seen = batch(model, **collated(name)), []
+    data, seen = make_batch(model, **collated(name)), []
     embed = model.embed
     model.embed = lambda ids: seen.append(ids) or embed(ids)
     loss_of(objective("scheduled_sampling", {"feed": "argmax", "mixing": 0.0}), model, data)

@@ -9,7 +9,7 @@ from hf_cases import tf, tokens
 from torch import Tensor
 
 from unforced.errors import InputError
-from unforced.huggingface.batches import batch
+from unforced.huggingface.batches import make_batch
 from unforced.huggingface.wrap import wrap
 from unforced.objectives.cross_entropy import CrossEntropy
 from unforced.types import Progress
@@ -84,7 +84,7 @@ def apart(model: Any, wrapped: Any, masked: bool) -> float:
     ids, lengths = torch.randint(5, 40, (3, 7), generator=torch.Generator().manual_seed(0)), [7, 5, 3]
     mask = torch.tensor([[1] * n + [0] * (7 - n) for n in lengths])
     if masked:
-        made = batch(wrapped, ids, mask)
+        made = make_batch(wrapped, ids, mask)
         scores = wrapped.scores(made, ids, torch.zeros_like(made.mask))
         real = mask.bool()
         theirs = model(input_ids=ids.masked_fill(~real, wrapped.symbols.pad), attention_mask=mask).logits
@@ -94,13 +94,13 @@ def apart(model: Any, wrapped: Any, masked: bool) -> float:
         labels[1, 4:] = labels[2, 2:] = -100
         theirs = model(input_ids=ids, attention_mask=mask, labels=labels).loss
     else:
-        if not wrapped.pads_left:
+        if not wrapped.takes_left_padding:
             mask[:], lengths = 1, [7, 7, 7]
         labels = ids.masked_fill(mask == 0, -100)
-        for row, prompt in enumerate([3, 3, 3] if not wrapped.pads_left else [3, 2, 1]):
+        for row, prompt in enumerate([3, 3, 3] if not wrapped.takes_left_padding else [3, 2, 1]):
             labels[row, :prompt] = -100
         theirs = likelihood(model, ids, labels, lengths)
-    made = batch(wrapped, ids, mask, labels)
+    made = make_batch(wrapped, ids, mask, labels)
     ours = CrossEntropy()(wrapped, made, progress=Progress(), rng=torch.Generator()).mean
     ours.backward()
     return abs(float(ours.detach()) - float(theirs))

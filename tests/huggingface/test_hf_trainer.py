@@ -28,7 +28,7 @@ from trainer_cases import (
 
 import unforced
 from unforced.errors import InputError
-from unforced.huggingface.batches import batch, numbered
+from unforced.huggingface.batches import make_batch, with_content_ids
 from unforced.huggingface.codec import LabelledExamples
 from unforced.types import Batch, Loss, Progress
 
@@ -138,7 +138,7 @@ def test_the_objectives_own_count_divides(tmp_path: Path, steps: int) -> None:
     before = weights(made.model)
     model = unforced.wrap(t5().double())
     loss = unforced.objective("cross_entropy")(
-        model, batch(model, **collate(data)), progress=Progress(), rng=torch.Generator()
+        model, make_batch(model, **collate(data)), progress=Progress(), rng=torch.Generator()
     )
     (loss.total / 6).backward()
     made.train()
@@ -306,7 +306,7 @@ def test_prompts_are_neither_replaced_nor_scored(tmp_path: Path) -> None:
     embed = made.wrapped.embed
     made.wrapped.embed = lambda ids: fed.append(ids) or embed(ids)
     made.train()
-    given = batch(made.wrapped, **collate(made.train_dataset))
+    given = make_batch(made.wrapped, **collate(made.train_dataset))
     assert given.source is not None
     prompts = {tuple(row[row != PAD].tolist()) for row in given.source}
     rows = {tuple(row[row != PAD].tolist()) for row in fed[0]}
@@ -404,12 +404,12 @@ def test_costs_that_name_tokens_ask_the_tokenizer(tmp_path: Path) -> None:
 def test_numbers_are_a_function_of_the_example_alone() -> None:
     for kind in MODELS:
         model, data = unforced.wrap(MODELS[kind]()), copies(kind, 6, seed=2)
-        whole = numbered(batch(model, **collate(data))).ids
+        whole = with_content_ids(make_batch(model, **collate(data))).ids
         assert whole is not None
         assert len(set(whole.tolist())) == len({str(item) for item in data})
-        alone = [numbered(batch(model, **collate([item]))).ids for item in data]
+        alone = [with_content_ids(make_batch(model, **collate([item]))).ids for item in data]
         assert torch.equal(torch.cat(alone), whole)  # type: ignore[arg-type]
-        back = numbered(batch(model, **collate(data[::-1]))).ids
+        back = with_content_ids(make_batch(model, **collate(data[::-1]))).ids
         assert torch.equal(back.flip(0), whole)  # type: ignore[union-attr]
 
 

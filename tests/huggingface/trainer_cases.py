@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 import unforced
 from unforced.errors import InputError
-from unforced.huggingface.batches import batch
-from unforced.huggingface.codec import LabelledExamples, TokenizerVocabulary
+from unforced.huggingface.batches import make_batch
+from unforced.huggingface.codec import LabelledExamples
 from unforced.protocols import fitted
 from unforced.registry import REGISTRY
 from unforced.types import Progress
@@ -104,9 +104,9 @@ def subject(kind: str) -> tuple[Any, list[dict[str, list[int]]]]:
 def serves(name: str, kind: str) -> bool:
     """Whether an objective is for this kind of model; one that isn't must say what the model lacks."""
     model, data = subject(kind)
-    how = fitted(objective(name), TokenizerVocabulary(model), LabelledExamples(data))
+    how = fitted(objective(name), model.vocabulary, LabelledExamples(data))
     try:
-        how(model, batch(model, **collate(data)), progress=Progress(), rng=torch.Generator().manual_seed(0))
+        how(model, make_batch(model, **collate(data)), progress=Progress(), rng=torch.Generator().manual_seed(0))
     except InputError as error:
         if not any(words in str(error) for words in REFUSALS):
             raise

@@ -12,7 +12,7 @@ from unforced.models import lstm
 from unforced.models.layers import Convolution, ConvolutionalEncoder, Memory
 from unforced.models.lstm import AdditiveAttention, LSTMEncoder, additive_scores
 from unforced.models.transformer import Cache, DecoderBlock, EncoderBlock, sinusoids, split_heads
-from unforced.ops.kernels import Deferred, dropout
+from unforced.ops.kernels import dropout
 from unforced.ops.masks import length_mask
 from unforced.types import Batch
 
@@ -186,23 +186,3 @@ def test_the_convolutional_encoder_takes_any_size(image: tuple[int, int, int]) -
     assert states.shape == (2, -(-image[1] // 4) * -(-image[2] // 4), 5)
     alone = encoder.encode(torch.zeros(1, *image))
     close(encoder.encode(torch.cat([torch.zeros(1, *image), torch.ones(1, *image)]))[:1], alone, atol=1e-6)
-
-
-def test_deferred_products_have_the_gradients_of_plain_ones():
-    """Linear, mixture and lookup of one matrix over several steps, against autograd's own sums; twice in a row."""
-    torch.manual_seed(0)
-    weight = torch.randn(9, 4, dtype=torch.float64, requires_grad=True)
-    xs = [torch.randn(3, 4, dtype=torch.float64, requires_grad=True) for _ in range(3)]
-    ids = torch.tensor([1, 1, 8])
-
-    def total(linear, mix, rows):
-        return sum((mix(linear(x).softmax(-1)) * rows(ids) * x).square().sum() for x in xs)
-
-    for _ in range(2):
-        deferred = Deferred(weight)
-        mine = torch.autograd.grad(total(deferred.linear, deferred.mix, deferred.rows), [weight, *xs])
-        plain = torch.autograd.grad(
-            total(lambda x: x @ weight.T, lambda x: x @ weight, lambda i: weight[i]), [weight, *xs]
-        )
-        for a, b in zip(mine, plain):
-            torch.testing.assert_close(a, b)

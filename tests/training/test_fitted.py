@@ -11,7 +11,7 @@ import torch
 from toy_training import CopyCodec, copies, job
 
 from unforced.objectives.beam_search_optimization import BeamSearchOptimization
-from unforced.objectives.costs import Weighted, WeightedHamming
+from unforced.objectives.costs import WeightedHamming, WeightedId
 from unforced.objectives.cross_entropy import CrossEntropy
 from unforced.objectives.sequence_smoothing import SequenceSmoothing
 from unforced.objectives.soft_beam import SoftBeam
@@ -76,8 +76,8 @@ def test_costs_learn_the_vocabulary_through_their_objective(kind: Any) -> None:
             return ("<pad>", "<bos>", "<eos>", *self.letters)
 
     objective = kind(cost=WeightedHamming(token="b", weight=3.0))
-    assert fitted(objective, Tags(), []).cost == Weighted(4, 3.0)  # type: ignore[attr-defined]
-    assert objective.fitted(Tags()).cost == Weighted(4, 3.0)
+    assert fitted(objective, Tags(), []).cost == WeightedId(4, 3.0)  # type: ignore[attr-defined]
+    assert objective.fitted(Tags()).cost == WeightedId(4, 3.0)
     assert fitted(kind(), Tags(), []) == kind()
 
 

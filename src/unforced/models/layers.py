@@ -1,8 +1,6 @@
 """A small convolutional encoder: an image as a memory that the LSTM and the Transformer attend to."""
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
@@ -11,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unforced.errors import InputError
-from unforced.ops.kernels import Deferred, dropout
+from unforced.ops.kernels import dropout
 from unforced.options import Count, NotEmpty, Options
 from unforced.types import Batch
 
@@ -95,42 +93,19 @@ class TargetTokens(nn.Module):
         self.scale = math.sqrt(width)
         self.embedding = nn.Parameter(torch.randn(size, width) / math.sqrt(width))
         self.projection = None if tie else nn.Parameter(torch.randn(size, features) / math.sqrt(features))
-        self._deferred: tuple[Deferred, Deferred] | None = None  # of the output and of mixtures, while stepping
-
-    @contextmanager
-    def stepping(self) -> Iterator[None]:
-        """For passes with gradient that go step by step: weight gradients are made once, not at every step.
-
-        Under autocast, whose casts belong to the usual operators, nothing changes; nor within another such pass.
-        """
-        plain = not torch.is_grad_enabled() or torch.is_autocast_enabled(self.embedding.device.type)
-        if plain or self._deferred is not None:
-            yield
-            return
-        self._deferred = Deferred(self._output), Deferred(self.embedding)
-        try:
-            yield
-        finally:
-            self._deferred = None
 
     @property
     def _output(self) -> nn.Parameter:
         return self.embedding if self.projection is None else self.projection
 
     def embed(self, ids: Tensor) -> Tensor:
-        if self._deferred is not None:
-            return self._deferred[1].rows(ids) * self.scale
         return F.embedding(ids, self.embedding) * self.scale
 
     def embed_mix(self, weights: Tensor) -> Tensor:
-        if self._deferred is not None:
-            return self._deferred[1].mix(weights.to(self.embedding.dtype)) * self.scale
         mixed = weights.to(self.embedding.dtype) @ self.embedding
         return mixed.to(self.embedding.dtype) * self.scale  # under autocast the product comes in low precision
 
     def score(self, features: Tensor) -> Tensor:
-        if self._deferred is not None:
-            return self._deferred[0].linear(features)
         return F.linear(features, self._output)
 
 

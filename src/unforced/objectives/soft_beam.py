@@ -12,13 +12,12 @@ from unforced.decoding.search import Constraints, search
 from unforced.decoding.soft_beam import SoftMemory, SoftTop, check_end
 from unforced.decoding.teacher_forcing import gold_scores
 from unforced.errors import InputError
-from unforced.models.modes import no_dropout, stepping
+from unforced.models.modes import no_dropout
 from unforced.objectives.costs import Hamming, fitted_cost
 from unforced.objectives.cross_entropy import negative_log_likelihood
 from unforced.objectives.schedules import Exponential, at, check_ends
 from unforced.objectives.self_normalized import normalized_likelihood
 from unforced.ops.masks import FLOOR, widened
-from unforced.ops.relaxations import checked_alpha
 from unforced.options import Count, Fraction, Natural, NonNegative, Options, Positive
 from unforced.protocols import Cost, Schedule, StepDecoder, require
 from unforced.types import Batch, DecoderState, Loss, Progress
@@ -96,7 +95,7 @@ class SoftBeam(Options):
     def __call__(self, model: StepDecoder, batch: Batch, *, progress: Progress, rng: torch.Generator) -> Loss:
         require(model, "soft_beam", "start", "embed", "embed_mix", "advance", "score")
         check_end(batch.symbols)
-        alpha, state = checked_alpha(at(self.alpha, progress)), model.start(batch)
+        alpha, state = at(self.alpha, progress, "alpha", Positive), model.start(batch)
         clip = None if self.clip is None else ExampleClip(self.clip)
         lengths, beyond = batch.mask.sum(dim=1), 0 if batch.symbols.eos is None else self.beyond
         steps = torch.where(lengths > 0, lengths + beyond, 0)  # [B]
@@ -153,8 +152,7 @@ class SoftBeam(Options):
             watch=None if clip is None else clip.bound,
         )
         root = math.isqrt(max(longest - 1, 0)) + 1  # √T, rounded up
-        with stepping(model):
-            return search(model, batch, selector, steps, state=state, stretch=root if self.checkpoint else None).memory
+        return search(model, batch, selector, steps, state=state, segment=root if self.checkpoint else None).memory
 
     def gold_score(self, model: StepDecoder, batch: Batch, state: DecoderState) -> Tensor:
         """s(y*) [B], by feeding the gold."""

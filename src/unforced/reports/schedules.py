@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from unforced.errors import InputError
-from unforced.objectives.schedules import of
+from unforced.objectives.schedules import schedules_of
 from unforced.protocols import Schedule
 from unforced.recipes.recipe import Recipe
 from unforced.reports.figures import Line, Panel, check, draw
@@ -20,7 +20,7 @@ def plot_schedules(recipe: Recipe, path: Path) -> Path:
     drawn: dict[tuple[str, str], dict[Line, list[str]]] = {}
     for variant in recipe.variants:
         single = recipe.single(variant.name)
-        for field, schedule in of(single.objective).items():
+        for field, schedule in schedules_of(single.objective).items():
             axis, times, moments = course(single.training, schedule)
             line = Line("", tuple(times), tuple(schedule(moment) for moment in moments))
             drawn.setdefault((field, axis), {}).setdefault(line, []).append(variant.name)
