@@ -183,10 +183,10 @@ def test_tables_of_costs_are_looked_at() -> None:
             loss_of(SoftBeam(cost=Table(lambda _: table), loss=loss), model, batch)
         return str(refused.value)
 
-    assert "for 4 tokens has none for the token" in complaint(torch.ones(1, 3, 4))
+    assert "costs of 4 tokens, none for token" in complaint(torch.ones(1, 3, 4))
     odd = torch.ones(1, 3, 6)
     odd[0, 1, 4] = torch.nan
     for loss in ("direct", "hinge"):
-        assert "must be finite" in complaint(odd, loss)
+        assert "must have finite entries" in complaint(odd, loss)
     with pytest.raises(InputError, match="minimum_risk judges whole outputs, and Table single tokens"):
         MinimumRisk(cost=Table(lambda _: odd))  # type: ignore[arg-type]

@@ -316,7 +316,7 @@ def test_alpha_follows_its_schedule():
 
 
 def test_strength_needs_mix():
-    with pytest.raises(InputError, match="strength belongs to the cross-entropy"):
+    with pytest.raises(InputError, match="strength needs mix above 0"):
         SoftBeam(strength=0.1)
 
 
