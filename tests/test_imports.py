@@ -38,15 +38,7 @@ ROOMS = [
 BACKWARDS = {
     ("chains.sampling", "reports.traces"),
     ("chains.sampling", "cli.decode_stream"),
-    ("experiments.child", "cli"),
-    ("experiments.compare", "reports.tables"),
-    ("experiments.compare", "reports.runs"),
-    ("experiments.compare", "reports.page"),
-    ("experiments.plan", "reports.runs"),
-    ("experiments.runs", "api"),
-    ("experiments.statistics", "reports.examples"),
-    ("experiments.statistics", "reports.runs"),
-    ("experiments.summary", "reports.runs"),
+    ("experiments.compare", "api"),
     ("recipes.fields", "registry"),
 }
 

@@ -31,7 +31,7 @@ from unforced.energy.metropolis_hastings import MetropolisHastings
 from unforced.models.modes import evaluation_mode
 from unforced.ops.random_streams import generator
 from unforced.protocols import Sampler
-from unforced.reports.figures import Line, Panel, draw
+from unforced.reports.figures import Line, Panel, draw_panels
 from unforced.training.run_folder import replace_json
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -153,7 +153,7 @@ def picture(columns: dict[str, list[Setting]], keys: Sequence[str], found: dict[
                 x, y = zip(*found[setting.name][key])
                 lines.append(Line(label, x, y))
         panels.append(Panel(lines, "sweeps", SAYS[key]))
-    draw(panels, path)
+    draw_panels(panels, path)
 
 
 def main() -> int:

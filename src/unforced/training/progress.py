@@ -1,6 +1,8 @@
 """Progress on standard error: bars on a terminal, a line an event elsewhere, nothing when quiet."""
 
+from collections.abc import MutableSequence
 from types import TracebackType
+from typing import ClassVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -15,10 +17,12 @@ class Display:
     ...     bar.move(3, note="loss 1.25")
     """
 
+    steps: "ClassVar[MutableSequence[int] | None]" = None  # gets updates made and planned, to show in another process
+
     def __init__(self, quiet: bool = False, console: Console | None = None) -> None:
         self.quiet = quiet
         self.console = console or Console(stderr=True)
-        self.live = not quiet and self.console.is_terminal
+        self.live = not quiet and (self.console.is_terminal or self.steps is not None)
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -27,7 +31,7 @@ class Display:
             TimeRemainingColumn(),
             console=self.console,
             refresh_per_second=4,
-            disable=not self.live,
+            disable=quiet or not self.console.is_terminal,
             transient=True,
         )
 
@@ -42,7 +46,8 @@ class Display:
 
     def bar(self, name: str, total: int, done: int = 0) -> "Bar":
         """A new bar for ``total`` pieces of work."""
-        return Bar(self._progress, self._progress.add_task(name, total=total, completed=done, note=""))
+        steps = self.steps if name == "training" else None
+        return Bar(self._progress, self._progress.add_task(name, total=total, completed=done, note=""), total, steps)
 
     def say(self, text: str) -> None:
         """A line that stays."""
@@ -58,13 +63,16 @@ class Display:
 class Bar:
     """One piece of work in progress."""
 
-    def __init__(self, progress: Progress, task: TaskID) -> None:
+    def __init__(self, progress: Progress, task: TaskID, total: int, steps: MutableSequence[int] | None = None) -> None:
         self._progress = progress
         self._task = task
+        self._total, self._steps = total, steps
 
     def move(self, done: int, note: str | None = None) -> None:
         """Say how much is done, and a word about it."""
         self._progress.update(self._task, completed=done)
+        if self._steps is not None:
+            self._steps[:] = [done, self._total]
         if note is not None:
             self._progress.update(self._task, note=note)
 
