@@ -181,7 +181,7 @@ def main() -> int:
     for name, columns in TABLES.items():
         (ROOT / "results" / f"sampling_{name}.md").write_text(f"{table(columns, found)}\n{about}", encoding="utf-8")
     for name, keys in FIGURES.items():
-        picture(TABLES[name], keys, found, ROOT / "docs" / f"sampling_{name}.svg")
+        picture(TABLES[name], keys, found, ROOT / "docs" / "figures" / f"sampling_{name}.svg")
     return 0
 
 
