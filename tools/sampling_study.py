@@ -8,7 +8,7 @@ thesis, are translated by chains with the lengths that the model guesses. They s
 hardly ever accepted then: the random token that they would replace lies outside it, and can't come back.
 
 What each setting of the sampler came to is kept in FOLDER, so a study that was stopped goes on with the next one. Tables go to
-results/sampling_*.md, pictures to docs/sampling_*.svg.
+results/sampling_*.md, pictures to docs/figures/sampling_*.svg.
 """
 
 import argparse
