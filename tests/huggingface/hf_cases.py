@@ -182,6 +182,12 @@ MASKED = {
 DECODERS = {**ENCODER_DECODERS, **CAUSAL}
 
 
+def fast(cases: Any, *few: Any) -> list[Any]:
+    """Parameters of a test, all marked slow but a few (by default T5, GPT-2 and BERT)."""
+    few = few or ("t5", "gpt2", "bert")
+    return [pytest.param(case, marks=() if case in few else pytest.mark.slow, id=str(case)) for case in cases]
+
+
 def tokens(shape: tuple[int, int], seed: int) -> Tensor:
     return torch.randint(4, V, shape, generator=torch.Generator().manual_seed(seed))
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from trainer_cases import MASK, bart, collate, copies, gpt2, objective, objectives_for, trainer
+from trainer_cases import DECODER_OBJECTIVES, MASK, bart, collate, copies, gpt2, objective, trainer
 
 import unforced
 from unforced.decoding import Greedy
@@ -54,7 +54,7 @@ def starts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Tens
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", objectives_for("t5"))
+@pytest.mark.parametrize("name", DECODER_OBJECTIVES)
 @pytest.mark.parametrize("kind", list(MODELS))
 def test_copying_is_learnt(kind: str, name: str, starts: dict[str, dict[str, Tensor]], tmp_path: Path) -> None:
     model = MODELS[kind]()

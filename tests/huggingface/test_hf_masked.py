@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hf_cases import BERTS, MASKED, V, tf, tokens
+from hf_cases import BERTS, MASKED, V, fast, tf, tokens
 
 from unforced.energy.partition import log_partition
 from unforced.errors import InputError
@@ -32,7 +32,7 @@ def close(name: str, a: torch.Tensor, b: torch.Tensor) -> None:
     torch.testing.assert_close(a, b, rtol=0, atol=MASKED[name].near)
 
 
-@pytest.mark.parametrize("name", MASKED)
+@pytest.mark.parametrize("name", fast(MASKED))
 def test_scores_are_the_models_own(name: str) -> None:
     model, data = made(name)
     assert isinstance(model, MaskedModel)
@@ -46,7 +46,7 @@ def test_scores_are_the_models_own(name: str) -> None:
     torch.testing.assert_close(loss, output.loss.to(loss.dtype), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", MASKED)
+@pytest.mark.parametrize("name", fast(MASKED))
 def test_what_is_masked_is_hidden(name: str) -> None:
     model, data = made(name)
     made_batch, hidden = make_batch(model, **data), torch.zeros(3, 7, dtype=torch.bool)
@@ -60,7 +60,7 @@ def test_what_is_masked_is_hidden(name: str) -> None:
     assert not torch.allclose(model.scores(made_batch, other, hidden)[real], scores[real])
 
 
-@pytest.mark.parametrize("name", MASKED)
+@pytest.mark.parametrize("name", fast(MASKED))
 def test_padding_and_rows_change_nothing(name: str) -> None:
     model, data = made(name)
     made_batch, hidden = make_batch(model, **data), tokens((3, 7), 5) > 9

@@ -15,7 +15,6 @@ from unforced.objectives.cross_entropy import CrossEntropy
 from unforced.types import Progress
 
 pytestmark = pytest.mark.slow
-AUTO = pytest.importorskip("transformers.models.auto.modeling_auto")
 SMALL: dict[str, Any] = dict.fromkeys(
     ["hidden_size", "d_model", "n_embd", "dim", "n_embed", "embed_dim", "word_embed_proj_dim", "embedding_size", "intermediate_size", "ffn_dim", "d_ff", "n_inner", "ffn_hidden_size", "encoder_ffn_dim", "decoder_ffn_dim", "hidden_dim", "encoder_hidden_size", "lru_width"], 32
 )  # fmt: skip
@@ -128,8 +127,9 @@ def likelihood(model: Any, ids: Tensor, labels: Tensor, lengths: list[int]) -> T
     ],
 )
 def test_every_architecture(kind: str, mapping: str) -> None:
+    auto = pytest.importorskip("transformers.models.auto.modeling_auto")
     right, refused, wrong = [], {}, {}
-    for key, names in getattr(AUTO, mapping).items():
+    for key, names in getattr(auto, mapping).items():
         name = names[0] if isinstance(names, tuple) else names
         model = built(key, name, kind == "causal")
         if model is None:
