@@ -17,7 +17,7 @@ from unforced.huggingface.batches import make_batch
 from unforced.huggingface.masked import WrappedMasked
 from unforced.huggingface.model_spec import PretrainedFolder
 from unforced.huggingface.wrap import wrap
-from unforced.protocols import Codec, FittedTask, Split
+from unforced.protocols import Codec, FittedTask, Split, SupportsLengths
 from unforced.tasks.tokenization import Characters, Pieces, TextCoder
 from unforced.training.loading import fastest_device, load
 from unforced.training.run_folder import RunFolder
@@ -82,11 +82,11 @@ class Reader(ABC):
         """The same sources with room for outputs of ``length`` tokens, or as many as the model guesses."""
         if length is not None:
             return energies.canvas(batch, torch.full((len(batch),), length, device=self.device))
-        guess = getattr(self.model, "lengths", None)
-        if not callable(guess):
-            raise InputError(f"{self.name}: guesses no lengths: give one")
         with torch.no_grad():
-            return energies.canvas(batch, guess(batch, 1).squeeze(1))
+            scores = self.model.length_scores(batch) if isinstance(self.model, SupportsLengths) else None
+        if scores is None:
+            raise InputError(f"{self.name}: the model does not predict lengths: set a length")
+        return energies.canvas(batch, scores.topk(1, dim=1).indices.squeeze(1) + 1)
 
     def word_numbers(self, sentences: Sequence[Sentence], batch: Batch) -> Tensor:
         """[B,T] the number of the word that each token belongs to, −1 for none."""

@@ -58,7 +58,8 @@ def gather_positions(x: Tensor, positions: Tensor) -> Tensor:
     tensor([[[4., 5.],
              [0., 1.]]])
     """
-    return x.gather(1, positions.unsqueeze(2).expand(-1, -1, x.shape[2]))
+    rows = torch.arange(len(x), device=x.device).unsqueeze(1)
+    return x.flatten(0, 1).index_select(0, (positions + x.shape[1] * rows).flatten()).view(*positions.shape, -1)
 
 
 def mirror_positions(lengths: Tensor, size: int) -> Tensor:

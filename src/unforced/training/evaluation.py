@@ -23,7 +23,16 @@ from unforced.errors import InputError
 from unforced.models.modes import evaluation_mode
 from unforced.ops.masks import widened
 from unforced.ops.random_streams import generator
-from unforced.protocols import Codec, Decoder, FittedTask, LikelihoodMetric, LikelihoodRow, MaskedModel, StepDecoder
+from unforced.protocols import (
+    Codec,
+    Decoder,
+    FittedTask,
+    LikelihoodMetric,
+    LikelihoodRow,
+    MaskedModel,
+    StepDecoder,
+    SupportsLengths,
+)
 from unforced.training.batching import source_length
 from unforced.training.progress import Display
 from unforced.training.run_folder import RunFolder
@@ -93,8 +102,9 @@ class _Exact:
         tokens = energies.variables(batch).sum(dim=1)
         log_z = log_partition(self.model, batch, cache=self.cache)
         nll = energies.energy(self.model, batch, batch.gold, "raw", ROWS).double() + log_z
-        if callable(getattr(self.model, "length_scores", None)):
-            guesses = torch.log_softmax(widened(self.model.length_scores(batch)).double(), dim=1)
+        scores = self.model.length_scores(batch) if isinstance(self.model, SupportsLengths) else None
+        if scores is not None:
+            guesses = torch.log_softmax(widened(scores).double(), dim=1)
             unheard = guesses.new_full((len(batch), 1), -torch.inf)  # lengths that it can't guess
             guesses = torch.cat([unheard, guesses, unheard], dim=1)
             nll = nll - guesses.gather(1, tokens.clamp(max=guesses.shape[1] - 1).unsqueeze(1)).squeeze(1)
