@@ -285,7 +285,7 @@ def test_runs_come_after_those_that_they_need(write: Write, tmp_path: Path, monk
     stub = Stub()
     result = stub.compare([recipe], tmp_path / "runs")
     assert result.notes == (
-        "training cost of taught: without the training of label_smoothing and cross_entropy, from which it starts.",
+        "training cost of taught: without the training of label_smoothing and cross_entropy, which it needs.",
         "no model is above 90",
     )
     assert stub.trained[:3] == ["cross_entropy-1", "label_smoothing-1", "taught-1"]

@@ -147,8 +147,8 @@ def _notes(planned: Sequence[Planned]) -> list[str]:
         if run.needs:
             needed.setdefault(run.needs, {})[run.label] = None
     notes = [
-        f"training cost of {', '.join(labels)}: without the training of {' and '.join(needs)}, from which "
-        f"{'it starts' if len(labels) == 1 else 'they start'}."
+        f"training cost of {', '.join(labels)}: without the training of {' and '.join(needs)}, which "
+        f"{'it needs' if len(labels) == 1 else 'they need'}."
         for needs, labels in needed.items()
     ]
     tasks = [run.recipe.task for run in planned]
