@@ -38,7 +38,13 @@ ROOMS = [
 BACKWARDS = {
     ("chains.sampling", "reports.traces"),
     ("chains.sampling", "cli.decode_stream"),
-    ("experiments.compare", "api"),
+    ("experiments.child", "cli"),
+    ("experiments.compare", "reports.tables"),
+    ("experiments.compare", "reports.runs"),
+    ("experiments.compare", "reports.page"),
+    ("experiments.statistics", "reports.examples"),
+    ("experiments.statistics", "reports.runs"),
+    ("experiments.summary", "reports.runs"),
     ("recipes.fields", "registry"),
 }
 

@@ -18,11 +18,11 @@ from shapes import unforced_model
 from unforced import __version__
 from unforced.decoding.greedy import Greedy
 from unforced.objectives.cross_entropy import CrossEntropy
-from unforced.protocols import FittedTask
+from unforced.recipes.recipe import Recipe, Variant
 from unforced.tasks.text import PairCodec, Pairs
 from unforced.training.batching import epoch_batches, token_lengths
 from unforced.training.options import Training
-from unforced.training.trainer import Job, train
+from unforced.training.trainer import train
 from unforced.types import Examples, Progress
 
 NEVER = 10**9
@@ -51,7 +51,7 @@ def prepared(wish: dict) -> tuple[Pairs, Examples, PairCodec, nn.Module]:
 
 def run_loop(wish: dict) -> None:
     """The library's loop, as a user would call it."""
-    task, examples, codec, model = prepared(wish)
+    task, _, _, model = prepared(wish)
     options = Training(
         epochs=None,
         steps=5000,
@@ -62,16 +62,16 @@ def run_loop(wish: dict) -> None:
         warmup=400,
         validate_every=NEVER,
     )
-    job = Job(model, Paced(), FittedTask(task, codec), examples, task.read("dev"), Greedy(), options, seed=1)
     ready(model)
-    train(job, wish["folder"], quiet=True)
+    recipe = Recipe("speed", "", (1,), "own", task, model, Paced(), options, {"greedy": Greedy()}, (Variant("own"),))
+    train(recipe, wish["folder"], quiet=True)
 
 
 def run_bare(wish: dict) -> None:
     """The same batches, collated beforehand, in a loop of the five lines that training can't do without."""
     _, examples, codec, model = prepared(wish)
     encoded = [codec.encode(example) for example in examples]
-    order = epoch_batches(token_lengths(encoded), batch_tokens=NEVER, max_rows=wish["batch"], seed=1, epoch=0)
+    order = epoch_batches(token_lengths(encoded), Training(batch_tokens=NEVER, max_rows=wish["batch"]), seed=1, epoch=0)
     batches = [codec.collate([encoded[row] for row in rows], rows) for rows in order]
     optimizer = torch.optim.AdamW(model.parameters(), lr=wish["learning_rate"], betas=(0.9, 0.98), fused=True)
     objective, rng, step = Paced(), torch.Generator().manual_seed(1), 0

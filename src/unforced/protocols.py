@@ -5,7 +5,7 @@ that a class may define on top of its main protocol; the library asks ``isinstan
 
 | main protocol      | optional members (in the protocol of that name)                                                 |
 |--------------------|--------------------------------------------------------------------------------------------------|
-| `StepDecoder`      | `advance_at` (`SupportsAdvanceAt`)                                                               |
+| `StepDecoder`      | `stepping` (`SupportsStepping`), `advance_at` (`SupportsAdvanceAt`)                              |
 | `MaskedModel`      | `features` (`SupportsFeatures`), `features_at` (`SupportsFeaturesAt`), `encoded`                 |
 |                    | (`SupportsEncoding`), `conditional_scores` (`SupportsConditionals`), `length_scores`             |
 |                    | (`SupportsLengths`), `log_z` (`SupportsLogZ`)                                                    |
@@ -23,9 +23,10 @@ that a class may define on top of its main protocol; the library asks ``isinstan
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -77,6 +78,15 @@ class StepDecoder(Protocol):
 
     def score(self, features: Tensor) -> Tensor:
         """Project features [...,H] to unnormalised scores [...,V]."""
+        ...
+
+
+@runtime_checkable
+class SupportsStepping(Protocol):
+    """Optional for a `StepDecoder`: a faster mode for many single steps with gradients."""
+
+    def stepping(self) -> AbstractContextManager[None]:
+        """Enter the mode; results are the same as without, and nested use has no effect."""
         ...
 
 
@@ -323,7 +333,14 @@ class Annealed(Protocol):
 
 # Metrics
 
-LikelihoodRow = tuple[float, int, float, float]  # −log p(target), tokens, Σ_t log Z_t, Σ_t (log Z_t)²
+
+class LikelihoodRow(NamedTuple):
+    """The likelihood of the target of one example."""
+
+    nll: float  # −log p(target)
+    tokens: int
+    log_z: float  # Σ_t log Z_t
+    log_z_squared: float  # Σ_t (log Z_t)²
 
 
 @runtime_checkable
@@ -504,10 +521,12 @@ class FittedTask:
     task: Task
     codec: Codec
 
-    def batch(self, examples: Sequence[Example], ids: Sequence[int] | None = None) -> Batch:
-        """Encode raw examples and pad them into a batch."""
+    def batch(
+        self, examples: Sequence[Example], ids: Sequence[int] | None = None, *, device: torch.device | str
+    ) -> Batch:
+        """Return raw examples as a batch on ``device``; ``ids`` are their numbers in the split, 0, 1, … by default."""
         numbers = list(range(len(examples))) if ids is None else list(ids)
-        return self.codec.collate([self.codec.encode(example) for example in examples], numbers)
+        return self.codec.collate([self.codec.encode(example) for example in examples], numbers).to(device)
 
 
 @runtime_checkable

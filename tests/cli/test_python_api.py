@@ -98,7 +98,7 @@ def test_missing_methods_are_named(task: unforced.Task, tmp_path: Path) -> None:
 
         start = embed = score = Own.start
 
-    with pytest.raises(unforced.InputError, match=r"^Half has no advance: a StepDecoder needs advance, "):
+    with pytest.raises(unforced.InputError, match=r"^Half has no advance: a StepDecoder needs start, "):
         unforced.fit(Half, task, "cross_entropy", tmp_path / "run")
     with pytest.raises(unforced.InputError, match=r"must be a torch\.nn\.Module, not int"):
         unforced.fit(lambda sizes: 3, task, "cross_entropy", tmp_path / "run")
@@ -152,7 +152,7 @@ def test_batches_of_anything(run: Path, task: unforced.Task) -> None:
     alone = unforced.batch(model, ["a b", "c"])
     assert torch.equal(alone.source, first.source)
     assert alone.tokens == 0
-    with pytest.raises(unforced.InputError, match="Linear has no codec yet"):
+    with pytest.raises(unforced.InputError, match="Linear has no codec"):
         unforced.batch(nn.Linear(1, 1), pairs)
     with pytest.raises(unforced.InputError, match="at least one example"):
         unforced.batch(model, [])
@@ -171,7 +171,7 @@ def test_objectives_are_told_of_the_data(run: Path, task: unforced.Task) -> None
         assert all(torch.equal(a, b) for a, b in zip(found, wanted))
     plain = unforced.objective("cross_entropy")
     assert unforced.fitted(plain, codec) is plain
-    with pytest.raises(unforced.InputError, match="Own knows no vocabulary"):
+    with pytest.raises(unforced.InputError, match="Own has no vocabulary"):
         unforced.fitted(near, Own(codec.sizes), examples)
 
 

@@ -38,22 +38,13 @@ def test_probabilities_of_all_strings_sum_to_what_is_not_banned() -> None:
     model, fitted = small()
     letters = [fitted.codec.decode([i])[0] for i in range(3)]
     strings = [Example(None, a + b + c) for a in letters for b in letters for c in letters]
-    found = sorted(gold_likelihoods(model, fitted, strings, batch_rows=4))
-    assert [each.number for each in found] == list(range(27))
+    found = gold_likelihoods(model, fitted, strings, batch_rows=4)
     assert all(each.tokens == 3 for each in found)
     total = sum(np.exp(-each.nll) for each in found)
     assert 0 < total <= 1 + 1e-6
-    again = sorted(gold_likelihoods(model, fitted, strings, batch_rows=27))
+    again = gold_likelihoods(model, fitted, strings, batch_rows=27)
     assert [each.nll for each in again] == pytest.approx([each.nll for each in found], abs=1e-5)
     assert model.training
-
-
-def test_shares_make_up_the_whole() -> None:
-    model, fitted = small()
-    examples = fitted.task.read("dev")
-    whole = sorted(gold_likelihoods(model, fitted, examples, batch_rows=3))
-    halves = [gold_likelihoods(model, fitted, examples, batch_rows=3, share=(rank, 2)) for rank in (0, 1)]
-    assert sorted([*halves[0], *halves[1]]) == whole
 
 
 def test_evaluation_without_outputs() -> None:

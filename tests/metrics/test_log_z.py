@@ -40,7 +40,7 @@ def direct(model: Any, fitted: FittedTask) -> list[np.ndarray]:
     model.eval()
     found = []
     for example in fitted.task.read("dev"):
-        batch = fitted.batch([example])
+        batch = fitted.batch([example], device="cpu")
         with torch.no_grad():
             features, _ = model.advance(model.start(batch), model.embed(batch.prefix))
             found.append(torch.logsumexp(model.score(features).double(), dim=-1)[0].numpy())
@@ -86,7 +86,7 @@ def test_intervals_hold_the_score() -> None:
 @pytest.mark.parametrize("task", TASKS)
 def test_likelihoods_carry_the_sums(task: Task) -> None:
     model, fitted = small(task)
-    found = sorted(gold_likelihoods(model, fitted, task.read("dev"), batch_rows=3))
+    found = gold_likelihoods(model, fitted, task.read("dev"), batch_rows=3)
     expected = direct(model, fitted)
     assert [each.tokens for each in found] == [len(of) for of in expected]
     assert [each.log_z for each in found] == pytest.approx([of.sum() for of in expected], rel=1e-5)

@@ -23,7 +23,7 @@ from unforced.objectives.schedules import Linear
 from unforced.objectives.smoothing.outputs import END, as_lists, first_equal
 from unforced.ops import random_streams
 from unforced.recipes.fields import build, to_mapping
-from unforced.training.run_identity import _spelled
+from unforced.training.run_identity import _describe
 from unforced.types import Batch, Loss, Progress, Sizes, Symbols
 
 SYMBOLS = Symbols(pad=0, bos=1, eos=2, banned=(0, 1))
@@ -337,7 +337,7 @@ def test_a_cost_of_the_users_own() -> None:
         loss_of(MinimumRisk(cost=lambda output, gold: float("nan")), model, batch)
     assert to_mapping(objective)["cost"].endswith("wrong")
     assert build(MinimumRisk, {"cost": wrong}).cost is wrong
-    assert "0x" not in _spelled(objective)  # so that another process can resume the run
+    assert "0x" not in _describe(objective)  # so that another process can resume the run
 
 
 def test_samples_belong_to_their_examples() -> None:

@@ -25,7 +25,7 @@ from unforced.protocols import fitted
 from unforced.recipes.fields import build, to_mapping
 from unforced.tasks.text import PairCodec
 from unforced.tasks.tokenization import TextCoder
-from unforced.training.run_identity import _spelled
+from unforced.training.run_identity import _describe
 from unforced.types import Batch, Encoded, Example, Loss, Progress, Sizes, Symbols
 
 SYMBOLS = Symbols(pad=0, bos=1, eos=2, banned=(0, 1))
@@ -343,7 +343,7 @@ def test_a_fitted_objective_is_the_same_to_recipes_and_resumes(vectors: str) -> 
     objective = TokenSmoothing(tau=0.2, vectors=vectors)
     known = objective.fitted(codec_of())
     assert known == objective
-    assert _spelled(known) == _spelled(objective)
+    assert _describe(known) == _describe(objective)
     assert to_mapping(known) == {"tau": 0.2, "mix": 1.0, "vectors": vectors, "nearest": 100}
     assert build(TokenSmoothing, {"nearest": "none", "vectors": "uniform"}).nearest is None
 

@@ -152,7 +152,7 @@ def test_codecs_survive_json_and_give_targets_back(options: dict) -> None:
         if task.min_count == 1:
             assert codec.decode(ids) == example.target
     assert codec.encode(Example("x", None)).target == []
-    batch = FittedTask(task, codec).batch(train[:3])
+    batch = FittedTask(task, codec).batch(train[:3], device="cpu")
     assert len(batch) == 3
 
 

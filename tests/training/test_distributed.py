@@ -27,9 +27,9 @@ SCRIPT = """
 import json
 import sys
 sys.path.insert(0, sys.argv[1])
-from toy_training import job, train, Training
+from toy_training import recipe, train, Training
 import torch.distributed
-train(job(options=Training(**json.loads(sys.argv[3])), **json.loads(sys.argv[4])), sys.argv[2], quiet=True)
+train(recipe(options=Training(**json.loads(sys.argv[3])), **json.loads(sys.argv[4])), sys.argv[2], quiet=True)
 assert torch.distributed.get_world_size() == 2 and torch.distributed.get_backend() == "gloo"
 torch.distributed.destroy_process_group()
 """

@@ -9,7 +9,7 @@ import pytest
 
 from unforced.errors import InputError
 from unforced.training import run_folder
-from unforced.training.run_folder import RunFolder
+from unforced.training.run_folder import FORMAT, RunFolder
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:
@@ -26,7 +26,7 @@ def created(folder: Path) -> RunFolder:
 def test_a_folder_is_created_and_read_back(tmp_path: Path) -> None:
     run = created(tmp_path / "deep" / "run")
     assert run.recipe() == "a = 1\n"
-    assert run.info() == {"seed": 1}
+    assert run.info() == {"format": FORMAT, "seed": 1}
     assert run.codec() == {"letters": "ab"}
     assert run.events() == []
     assert run.best() is None
@@ -35,6 +35,13 @@ def test_a_folder_is_created_and_read_back(tmp_path: Path) -> None:
     assert run.checkpoints() == []
     with pytest.raises(InputError, match="has no checkpoint yet"):
         run.best_checkpoint()
+
+
+def test_a_run_of_another_format_is_named(tmp_path: Path) -> None:
+    run = created(tmp_path)
+    (tmp_path / "run.json").write_text('{"seed": 1}')
+    with pytest.raises(InputError, match=r"has the run folder format 1, but this version of unforced reads format \d"):
+        run.facts()
 
 
 def test_content_without_resume_is_refused_and_untouched(tmp_path: Path) -> None:
@@ -81,7 +88,7 @@ def test_two_writers(tmp_path: Path) -> None:
 def test_the_lock_of_a_killed_process_does_not_block(tmp_path: Path) -> None:
     run = created(tmp_path)
     hold = (
-        "import sys, time; from unforced.training.run_folder import RunFolder\n"
+        "import sys, time; from unforced.training.run_folder import FORMAT, RunFolder\n"
         "with RunFolder(sys.argv[1]).writing(resume=True): print('held', flush=True); time.sleep(60)"
     )
     process = subprocess.Popen([sys.executable, "-c", hold, str(tmp_path)], stdout=subprocess.PIPE)
@@ -93,7 +100,7 @@ def test_the_lock_of_a_killed_process_does_not_block(tmp_path: Path) -> None:
     process.wait()
     process.stdout.close()
     with run.writing(resume=True):
-        assert run.info() == {"seed": 1}
+        assert run.info()["seed"] == 1
 
 
 def test_broken_files_are_named_with_their_line(tmp_path: Path) -> None:

@@ -20,10 +20,10 @@ from unforced.decoding.teacher_forcing import gold_scores
 from unforced.errors import InputError
 from unforced.objectives.cross_entropy import CrossEntropy
 from unforced.ops import random_streams
-from unforced.protocols import FittedTask
+from unforced.recipes.recipe import Recipe, Variant
 from unforced.training.options import Training
 from unforced.training.run_folder import RunFolder, read_json
-from unforced.training.trainer import Job, train
+from unforced.training.trainer import train
 from unforced.types import Batch, DecoderState, Encoded, Example, Examples, Hypotheses, Loss, Sizes, Symbols
 
 SYMBOLS = Symbols(pad=0, bos=1, eos=2, banned=(0, 1))
@@ -92,6 +92,18 @@ class Exact:
 
 @dataclass(frozen=True)
 class CopyTask:
+    letters: str = "abcdefgh"
+    examples: int = 60
+
+    def read(self, split: str) -> Examples:
+        return copies(self.examples, 7) if split == "train" else copies(20, 8)
+
+    def fit(self, train: Sequence[Example]) -> CopyCodec:
+        return CopyCodec(self.letters)
+
+    def codec(self, data: dict[str, Any]) -> CopyCodec:
+        return CopyCodec(**data)
+
     def metrics(self) -> tuple[Exact, ...]:
         return (Exact(), Exact("wrong", higher_is_better=False))
 
@@ -202,7 +214,7 @@ def copies(number: int, seed: int, letters: str = "abcdefgh") -> Examples:
     return Examples(Example(word, word) for word in words)
 
 
-def job(
+def recipe(
     *,
     options: Training,
     objective: Any = None,
@@ -213,21 +225,20 @@ def job(
     examples: int = 60,
     double: bool = False,
     decoder: Any = None,
-) -> Job:
+) -> Recipe:
     torch.manual_seed(seed)
-    codec = CopyCodec(letters)
-    model = Copier(codec.sizes.target, width, dropout)
-    return Job(
+    model = Copier(len(letters) + 3, width, dropout)
+    return Recipe(
+        name="copy",
+        description="",
+        seeds=(seed,),
+        baseline="toy",
+        task=CopyTask(letters, examples),
         model=model.double() if double else model,
         objective=objective or CrossEntropy(),
-        fitted=FittedTask(CopyTask(), codec),  # type: ignore[arg-type]
-        train=copies(examples, 7),
-        dev=copies(20, 8),
-        decoder=decoder or Greedy(),
-        options=options,
-        seed=seed,
-        recipe='name = "copy"\n',
-        about={"name": "copy", "variant": "toy"},
+        training=options,
+        decoding={"greedy": decoder or Greedy()},
+        variants=(Variant("toy"),),
     )
 
 
@@ -261,7 +272,7 @@ class Run:
         if self.world > 1:  # what torchrun would say
             os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(self.world)}
             os.environ |= {"LOCAL_WORLD_SIZE": str(self.world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        made = job(options=Training(**self.options), **self.settings)
+        made = recipe(options=Training(**self.options), **self.settings)
         try:
             train(made, self.folder, resume=True, quiet=True)
         except InputError as error:

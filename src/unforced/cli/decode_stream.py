@@ -11,8 +11,7 @@ from unforced.errors import InputError, nearest
 from unforced.recipes.fields import fields_of, pick, to_mapping
 from unforced.recipes.recipe import Recipe, merge, parse_overrides
 from unforced.registry import REGISTRY, name_of, resolve
-from unforced.training.loading import fastest_device, load, read_recipe
-from unforced.training.run_folder import RunFolder
+from unforced.training.loading import fastest_device, load_with_recipe
 from unforced.types import Example
 
 COPIES = ("nbest", "samples")  # the field that says how many outputs a decoder gives of each source
@@ -37,15 +36,15 @@ def decode_lines(
     """
     if nbest < 1 or size < 1:
         raise InputError(f"{'nbest' if nbest < 1 else 'batch'} must be at least 1")
-    decoder = choose(read_recipe(RunFolder(run)), method, options, nbest)
     device = fastest_device()
-    model, fitted = load(run, checkpoint, device=device)
-    codec = fitted.codec
+    recipe, (model, fitted) = load_with_recipe(run, checkpoint, device=device)
+    decoder, codec = choose(recipe, method, options, nbest), fitted.codec
 
     def outputs(waiting: list[tuple[int, Any]]) -> Iterator[str]:
         numbers = [number for number, _ in waiting]
         rng = torch.Generator().manual_seed(seed)  # draws belong to (seed, line), whatever the batches
-        found = decoder(model, fitted.batch([Example(source, None) for _, source in waiting], numbers), rng=rng)
+        batch = fitted.batch([Example(source, None) for _, source in waiting], numbers, device=device)
+        found = decoder(model, batch, rng=rng)
         texts = [[codec.show(codec.decode(ids)) for ids in found.ids(codec.symbols, n)] for n in range(nbest)]
         for i, number in enumerate(numbers):
             for n in range(nbest):

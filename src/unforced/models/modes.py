@@ -1,10 +1,12 @@
-"""Context managers that change how a model runs: evaluation mode, no dropout."""
+"""Context managers that change how a model runs: evaluation mode, no dropout, step by step."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import nn
+
+from unforced.protocols import SupportsStepping
 
 
 @contextmanager
@@ -45,6 +47,11 @@ def no_dropout(model: object) -> Iterator[None]:
             module.training = True
         for rnn, rate in recurrent:
             rnn.dropout = rate
+
+
+def stepping(model: object) -> AbstractContextManager[None]:
+    """Enter the model's own mode for many single steps with gradients, if it has one."""
+    return model.stepping() if isinstance(model, SupportsStepping) else nullcontext()
 
 
 def _modules_in_training(model: object) -> list[nn.Module]:

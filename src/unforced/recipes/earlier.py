@@ -4,7 +4,6 @@ A run may start from another's weights (``training.warm_start``) or learn from a
 as ``teacher``).
 """
 
-from collections.abc import Collection
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -44,20 +43,6 @@ def check(recipe: Recipe, folder: Path, seed: int) -> None:
                 f"{recipe.name}: variant {recipe.baseline} builds on variant {name} with seed {seed}, which is not in {folder} yet: "
                 f"train that first, or let compare train both"
             )
-
-
-def spelt(recipe: Recipe, like: Recipe, runs: Collection[str]) -> Recipe:
-    """The recipe with the paths of ``runs``, the names of folders, as another recipe spells them, wherever those lay then."""
-
-    def same(path: str | None, other: str | None) -> bool:
-        return bool(path and other) and Path(str(path)).name == Path(str(other)).name in runs
-
-    training, objective, start = recipe.training, recipe.objective, like.training.warm_start
-    if same(training.warm_start, start):
-        training = replace(training, warm_start=start)
-    theirs = _strings(like.objective)
-    moved = {key: theirs[key] for key, path in _strings(objective).items() if same(path, theirs.get(key))}
-    return replace(recipe, training=training, objective=replace(objective, **moved) if moved else objective)
 
 
 def _named(name: str) -> bool:

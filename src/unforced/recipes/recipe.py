@@ -127,6 +127,18 @@ def parse_value(text: str) -> Any:
     return value if plain else text  # a date, say, is but a string here
 
 
+def flatten(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Write nested tables as one table with dotted keys.
+
+    >>> flatten({"model": {"name": "lstm", "hidden": 256}})
+    {'model.name': 'lstm', 'model.hidden': 256}
+    """
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
+
+
 def spell_none(data: Any) -> Any:
     if isinstance(data, Mapping):
         return {key: spell_none(value) for key, value in data.items()}

@@ -1,14 +1,11 @@
-"""What a model makes of gold outputs: negative log-likelihoods and normalisers, example by example.
-
-Those of a decoder are teacher-forced. A masked model is an energy, and its exact likelihood is a sum over all sequences of the
-same length: for small spaces only.
-"""
+"""Evaluate a model on a split: decode, compute likelihoods of the targets, and score by the task's metrics."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
+from functools import partial
 from numbers import Integral
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -26,191 +23,47 @@ from unforced.ops.random_streams import generator
 from unforced.protocols import (
     Codec,
     Decoder,
+    FinalOnly,
     FittedTask,
     LikelihoodMetric,
+    LikelihoodOf,
     LikelihoodRow,
     MaskedModel,
+    Metric,
+    ReadsGold,
     StepDecoder,
     SupportsLengths,
 )
 from unforced.training.batching import source_length
 from unforced.training.progress import Display
 from unforced.training.run_folder import RunFolder
-from unforced.types import Batch, Example
+from unforced.types import Batch, Encoded, Example
+
+T = TypeVar("T")
 
 
-class Likelihood(NamedTuple):
-    """−log p(gold | source) of one example, how many tokens it has, Σ log Z and Σ (log Z)².
+class Scored(NamedTuple):
+    """The score of a split by one metric."""
 
-    The end symbol is a token of a decoder, and none of a masked model, whose log Z is one number for the sequence.
-    """
-
-    number: int
-    nll: float
-    tokens: int
-    log_z: float
-    log_z_squared: float
-
-    @property
-    def row(self) -> LikelihoodRow:
-        """What metrics are given."""
-        return self.nll, self.tokens, self.log_z, self.log_z_squared
-
-
-Sums = Callable[[Batch], Tensor]  # [B,4]: −log p, tokens, Σ log Z and Σ (log Z)² of each example
-
-
-def sums_of(model: Any, of: str = "exact") -> Sums:
-    """How the gold is judged: by what ``unforced.protocols.LikelihoodMetric`` calls ``of``."""
-    masked = isinstance(model, MaskedModel) and not isinstance(model, StepDecoder)
-    if of == "exact":
-        return _Exact(model) if masked else _Forced(model)
-    if not masked:
-        raise InputError(f"the likelihood of hidden tokens is asked of {type(model).__name__}, which hides none")
-    return _Conditional(model, of)
+    name: str
+    score: float
+    higher_is_better: bool
+    signature: str
+    statistics: np.ndarray  # [N,D] the metric's row of each example
 
 
 @dataclass(frozen=True)
-class _Forced:
-    """−Σ_t log p(y*_t | y*_<t, x), Σ_t log Z_t and Σ_t (log Z_t)², in double precision.
-
-    log Z_t is the logarithm of the sum over the whole vocabulary of exp(score).
-    """
-
-    model: Any
-
-    def __call__(self, batch: Batch) -> Tensor:
-        model = self.model
-        features, _ = model.advance(model.start(batch), model.embed(batch.prefix))
-        scores = model.score(features[batch.mask])  # [N,V] at the positions that count
-        gold = batch.gold[batch.mask]
-        nll = F.cross_entropy(scores.float(), gold, reduction="none").double()
-        log_z = nll + scores.gather(-1, gold.unsqueeze(-1)).squeeze(-1)  # −log p = log Z − score of the gold
-        rows = batch.mask.nonzero()[:, 0]
-        terms = torch.stack([nll, torch.ones_like(nll), log_z, log_z.square()], dim=1)  # [N,4]
-        return nll.new_zeros(len(batch), 4).index_add(0, rows, terms)
-
-
-class _Exact:
-    """E_raw(y*) + log Z, and −log p(T) where the model guesses how many tokens T there are (else T is given)."""
-
-    def __init__(self, model: Any) -> None:
-        self.model = model
-        self.cache: dict[Any, float] = {}  # log Z by length
-
-    def __call__(self, batch: Batch) -> Tensor:
-        tokens = energies.variables(batch).sum(dim=1)
-        log_z = log_partition(self.model, batch, cache=self.cache)
-        nll = energies.energy(self.model, batch, batch.gold, "raw", ROWS).double() + log_z
-        scores = self.model.length_scores(batch) if isinstance(self.model, SupportsLengths) else None
-        if scores is not None:
-            guesses = torch.log_softmax(widened(scores).double(), dim=1)
-            unheard = guesses.new_full((len(batch), 1), -torch.inf)  # lengths that it can't guess
-            guesses = torch.cat([unheard, guesses, unheard], dim=1)
-            nll = nll - guesses.gather(1, tokens.clamp(max=guesses.shape[1] - 1).unsqueeze(1)).squeeze(1)
-        return torch.stack([nll, tokens.double(), log_z, log_z.square()], dim=1)
-
-
-@dataclass(frozen=True)
-class _Conditional:
-    """−Σ_t log p(y*_t | y*\\t), by the softmax at a hidden token ("masked") or by the raw energy ("pseudo")."""
-
-    model: Any
-    of: str
-
-    def __call__(self, batch: Batch) -> Tensor:
-        where = energies.variables(batch)
-        if self.of == "masked":
-            nll = energies.energy(self.model, batch, batch.gold, "local").double()
-        else:
-            log_probs, ids = true_conditionals(self.model, batch, where)
-            gold = torch.searchsorted(ids, batch.gold[where])
-            each = -log_probs.gather(1, gold.unsqueeze(1)).squeeze(1).double()
-            nll = each.new_zeros(len(batch)).index_add(0, where.nonzero()[:, 0], each)
-        nothing = torch.zeros_like(nll)
-        return torch.stack([nll, where.sum(dim=1).double(), nothing, nothing], dim=1)
-
-
-def gold_likelihoods(
-    model: nn.Module,
-    fitted: FittedTask,
-    examples: Sequence[Example],
-    *,
-    batch_rows: int = 128,
-    share: tuple[int, int] = (0, 1),
-    of: str = "exact",
-) -> Iterator[Likelihood]:
-    """The likelihoods of the examples' targets; ``share = (r, n)`` does every n-th batch only. For ``of`` see ``sums_of``."""
-    encoded = [fitted.codec.encode(example) for example in examples]
-    order = sorted(range(len(encoded)), key=lambda number: -len(encoded[number].target))
-    device = next(model.parameters()).device
-    sums = sums_of(model, of)
-    for first in range(share[0] * batch_rows, len(order), share[1] * batch_rows):
-        numbers = order[first : first + batch_rows]
-        batch = fitted.codec.collate([encoded[number] for number in numbers], numbers).to(device)
-        with evaluation_mode(model):
-            rows = sums(batch).tolist()
-        for number, (nll, tokens, *log_z) in zip(numbers, rows):
-            yield Likelihood(number, nll, int(tokens), *log_z)
-
-
-# Decode a split and judge the outputs by the task's metrics.
-
-
-class Evaluation(NamedTuple):
-    """Outputs in the order of the examples, and what each metric makes of them."""
+class Evaluation:
+    """Outputs in the order of the examples, and their scores."""
 
     outputs: list[Any]  # raw, as the codec decodes them
     log_probs: list[float]
-    statistics: dict[str, np.ndarray]  # metric -> [N,D]
-    scores: dict[str, float]
-    signatures: dict[str, str]
-    higher_is_better: dict[str, bool]
+    metrics: list[Scored]
     seconds: float  # of decoding
 
-
-class Decoded(NamedTuple):
-    """The best output of one example."""
-
-    number: int
-    ids: list[int]
-    log_prob: float
-
-
-def decode_examples(
-    model: nn.Module,
-    fitted: FittedTask,
-    examples: Sequence[Example],
-    decoder: Decoder,
-    *,
-    seed: int = 0,
-    batch_rows: int = 128,
-    share: tuple[int, int] = (0, 1),
-    after_batch: Callable[[int], None] | None = None,
-) -> list[Decoded]:
-    """The best output of each example, in their order; ``share = (r, n)`` does every n-th batch only.
-
-    Examples of similar length are decoded together, the longest first. Targets are hidden from the decoder, unless it says
-    that it measures with them (``reads_gold``), and each batch begins with the same generator: decoders make of it and of the example's number what they draw for an
-    example, so that neither batching nor sharing changes it.
-    """
-    codec = fitted.codec
-    if not getattr(decoder, "reads_gold", False):
-        examples = [example._replace(target=None) for example in examples]
-    encoded = [codec.encode(example) for example in examples]
-    order = sorted(range(len(encoded)), key=lambda number: -source_length(encoded[number].source))
-    device = next(model.parameters()).device
-    found: list[Decoded] = []
-    with evaluation_mode(model):
-        for first in range(0, len(order), batch_rows):
-            numbers = order[first : first + batch_rows]
-            if first // batch_rows % share[1] == share[0]:
-                batch = codec.collate([encoded[number] for number in numbers], numbers).to(device)
-                best = decoder(model, batch, rng=generator(device, seed))
-                found += map(Decoded, numbers, best.ids(codec.symbols), best.log_probs[:, 0].tolist())
-            if after_batch is not None:
-                after_batch(len(numbers))
-    return sorted(found)
+    @property
+    def scores(self) -> dict[str, float]:
+        return {metric.name: metric.score for metric in self.metrics}
 
 
 def evaluate(
@@ -229,78 +82,201 @@ def evaluate(
 ) -> Evaluation:
     """Decode the examples and compute every metric of the task.
 
-    With an ``accelerator`` of several processes each decodes its share, and all return the whole. Where no metric
-    looks at outputs, ``predictions=False`` saves the decoding; ``final=False`` leaves out metrics that are only for the end.
+    With an ``accelerator`` of several processes, each processes a part and all return the whole. ``predictions=False``
+    skips decoding if no metric needs outputs. ``final=False`` skips metrics that are meant for final scores only.
+    ``after_batch`` is called with the number of decoded examples.
     """
     if not examples:
         raise InputError("there are no examples to evaluate on")
-    metrics = [metric for metric in fitted.task.metrics() if final or not getattr(metric, "final", False)]
+    metrics = [
+        metric for metric in fitted.task.metrics() if final or not (isinstance(metric, FinalOnly) and metric.final)
+    ]
     if not metrics:
-        raise InputError(f"the task {type(fitted.task).__name__} names no metric to judge by")
-    share = (0, 1) if accelerator is None else (accelerator.process_index, accelerator.num_processes)
+        raise InputError(f"the task {type(fitted.task).__name__} has no metric")
+    options: dict[str, Any] = {"batch_rows": batch_rows, "accelerator": accelerator}
     began = time.perf_counter()
-    with Display(quiet or after_batch is not None) as display:
-        bar, done = display.bar("decoding", total=len(examples)), 0
-
-        def tick(rows: int) -> None:
-            nonlocal done
-            done += rows
-            bar.move(done)
-
-        wanted = predictions or not all(isinstance(metric, LikelihoodMetric) for metric in metrics)
-        found = decode_examples(
-            model,
-            fitted,
-            examples if wanted else [],
-            decoder,
-            seed=seed,
-            batch_rows=batch_rows,
-            share=share,
-            after_batch=after_batch or tick,
-        )
-    if share[1] > 1:
-        found = sorted(gather_object(found))
+    decoded: list[tuple[list[int], float]] = []
+    if predictions or not all(isinstance(metric, LikelihoodMetric) for metric in metrics):
+        with Display(quiet or after_batch is not None) as display:
+            bar = display.bar("decoding", total=len(examples))
+            decoded = decode_examples(
+                model, fitted, examples, decoder, seed=seed, after_batch=after_batch or bar.move, **options
+            )
     seconds = time.perf_counter() - began
-    outputs = [fitted.codec.decode(each.ids) for each in found]
+    outputs = [fitted.codec.decode(ids) for ids, _ in decoded]
     answers = [example.answers for example in examples]
-    gold: dict[str, list[Likelihood]] = {}
-    for of in dict.fromkeys(map(judged, metrics)):
-        if of is not None:
-            some = gold_likelihoods(model, fitted, examples, batch_rows=batch_rows, share=share, of=of)
-            gold[of] = sorted(gather_object(list(some)) if share[1] > 1 else some)
-    statistics = {}
+    likelihoods: dict[str, list[LikelihoodRow]] = {}
+    scored = []
     for metric in metrics:
         if isinstance(metric, LikelihoodMetric):
-            rows = metric.likelihood_statistics([each.row for each in gold[judged(metric) or ""]])
+            of = metric.of if isinstance(metric, LikelihoodOf) else "exact"
+            if of not in likelihoods:
+                likelihoods[of] = gold_likelihoods(model, fitted, examples, of=of, **options)
+            statistics = metric.likelihood_statistics(likelihoods[of])
         else:
-            rows = metric.statistics(outputs, answers)
-        statistics[metric.name] = rows
-    return Evaluation(
-        outputs=outputs,
-        log_probs=[each.log_prob for each in found],
-        statistics=statistics,
-        scores={metric.name: float(metric.score(statistics[metric.name].sum(axis=0))) for metric in metrics},
-        signatures={metric.name: metric.signature() for metric in metrics},
-        higher_is_better={metric.name: metric.higher_is_better for metric in metrics},
-        seconds=seconds,
-    )
+            statistics = metric.statistics(outputs, answers)
+        scored.append(score_statistics(metric, statistics))
+    return Evaluation(outputs, [log_prob for _, log_prob in decoded], scored, seconds)
 
 
-def judged(metric: Any) -> str | None:
-    """By what a metric judges the gold, or None for one of outputs."""
-    return getattr(metric, "of", "exact") if isinstance(metric, LikelihoodMetric) else None
+def score_statistics(metric: Metric | LikelihoodMetric, statistics: np.ndarray) -> Scored:
+    score = float(metric.score(statistics.sum(axis=0)))
+    return Scored(metric.name, score, metric.higher_is_better, metric.signature(), statistics)
+
+
+def decode_examples(
+    model: nn.Module,
+    fitted: FittedTask,
+    examples: Sequence[Example],
+    decoder: Decoder,
+    *,
+    seed: int = 0,
+    batch_rows: int = 128,
+    accelerator: Accelerator | None = None,
+    after_batch: Callable[[int], None] | None = None,
+) -> list[tuple[list[int], float]]:
+    """Return the ids and the log-probability of the best hypothesis of each example.
+
+    Targets are removed unless ``decoder.reads_gold`` is true. Random numbers depend only on the seed and the number of
+    the example, so results do not depend on the batch size or the number of processes.
+    """
+    if not (isinstance(decoder, ReadsGold) and decoder.reads_gold):
+        examples = [example._replace(target=None) for example in examples]
+
+    def best(batch: Batch) -> list[tuple[list[int], float]]:
+        found = decoder(model, batch, rng=generator(batch.gold.device, seed))
+        return list(zip(found.ids(fitted.codec.symbols), found.log_probs[:, 0].tolist()))
+
+    def length(example: Encoded) -> int:
+        return source_length(example.source)
+
+    return map_examples(best, model, fitted, examples, length, batch_rows, accelerator, after_batch)
+
+
+def gold_likelihoods(
+    model: nn.Module,
+    fitted: FittedTask,
+    examples: Sequence[Example],
+    *,
+    of: str = "exact",
+    batch_rows: int = 128,
+    accelerator: Accelerator | None = None,
+) -> list[LikelihoodRow]:
+    """Return −log p(target | source), the number of tokens, Σ log Z and Σ (log Z)² of each example.
+
+    A decoder is teacher-forced, and its end symbol counts as a token. A masked model is an energy: its exact likelihood is
+    a sum over all sequences of the same length, for small spaces only, its end symbol does not count, and log Z is one
+    number for the sequence. ``of`` selects other likelihoods of masked models (see `LikelihoodOf`).
+    """
+    compute = likelihood_of(model, of)
+
+    def rows(batch: Batch) -> list[LikelihoodRow]:
+        return [
+            LikelihoodRow(nll, int(tokens), log_z, square) for nll, tokens, log_z, square in compute(batch).tolist()
+        ]
+
+    def length(example: Encoded) -> int:
+        return len(example.target)
+
+    return map_examples(rows, model, fitted, examples, length, batch_rows, accelerator)
+
+
+def map_examples(
+    compute: Callable[[Batch], Sequence[T]],
+    model: nn.Module,
+    fitted: FittedTask,
+    examples: Sequence[Example],
+    length: Callable[[Encoded], int],
+    batch_rows: int,
+    accelerator: Accelerator | None = None,
+    after_batch: Callable[[int], None] | None = None,
+) -> list[T]:
+    """Compute a result for each example, in their order; batches hold similar lengths, the longest first."""
+    rank, world = (0, 1) if accelerator is None else (accelerator.process_index, accelerator.num_processes)
+    encoded = [fitted.codec.encode(example) for example in examples]
+    order = sorted(range(len(encoded)), key=lambda number: -length(encoded[number]))
+    device = next(model.parameters()).device
+    found: list[tuple[int, T]] = []
+    with evaluation_mode(model):
+        for first in range(0, len(order), batch_rows):
+            numbers = order[first : first + batch_rows]
+            if first // batch_rows % world == rank:
+                batch = fitted.codec.collate([encoded[number] for number in numbers], numbers).to(device)
+                found += zip(numbers, compute(batch), strict=True)
+            if after_batch is not None:
+                after_batch(first + len(numbers))
+    if world > 1:
+        found = gather_object(found)
+    return [result for _, result in sorted(found, key=lambda pair: pair[0])]
+
+
+# Likelihoods of a batch: functions to [B,4], −log p, tokens, Σ log Z and Σ (log Z)² of each example
+
+
+def likelihood_of(model: Any, of: str) -> Callable[[Batch], Tensor]:
+    """Return the function that computes the likelihood ``of`` a kind (see `LikelihoodOf`) for this model."""
+    masked = isinstance(model, MaskedModel) and not isinstance(model, StepDecoder)
+    if of == "exact":
+        return partial(_exact, model, {}) if masked else partial(_teacher_forced, model)
+    if not masked:
+        raise InputError(f"the {of} likelihood needs a masked model, which {type(model).__name__} is not")
+    return partial(_conditional, model, of)
+
+
+def _teacher_forced(model: StepDecoder, batch: Batch) -> Tensor:
+    """−Σ_t log p(y*_t | y*_<t, x), in double precision; log Z_t is the log of the sum of exp(score)."""
+    features, _ = model.advance(model.start(batch), model.embed(batch.prefix))
+    scores = model.score(features[batch.mask])  # [N,V] at the positions that count
+    gold = batch.gold[batch.mask]
+    nll = F.cross_entropy(scores.float(), gold, reduction="none").double()
+    log_z = nll + scores.gather(-1, gold.unsqueeze(-1)).squeeze(-1)  # −log p = log Z − score of the target
+    terms = torch.stack([nll, torch.ones_like(nll), log_z, log_z.square()], dim=1)  # [N,4]
+    return nll.new_zeros(len(batch), 4).index_add(0, batch.mask.nonzero()[:, 0], terms)
+
+
+def _exact(model: MaskedModel, cache: dict[Any, float], batch: Batch) -> Tensor:
+    """E_raw(y*) + log Z, and −log p(T) if the model predicts the number of tokens T (else T is given).
+
+    ``cache`` keeps log Z of each length from batch to batch.
+    """
+    tokens = energies.variables(batch).sum(dim=1)
+    log_z = log_partition(model, batch, cache=cache)
+    nll = energies.energy(model, batch, batch.gold, "raw", ROWS).double() + log_z
+    if isinstance(model, SupportsLengths):
+        lengths = torch.log_softmax(widened(model.length_scores(batch)).double(), dim=1)
+        impossible = lengths.new_full((len(batch), 1), -torch.inf)
+        lengths = torch.cat([impossible, lengths, impossible], dim=1)
+        nll = nll - lengths.gather(1, tokens.clamp(max=lengths.shape[1] - 1).unsqueeze(1)).squeeze(1)
+    return torch.stack([nll, tokens.double(), log_z, log_z.square()], dim=1)
+
+
+def _conditional(model: MaskedModel, of: str, batch: Batch) -> Tensor:
+    """−Σ_t log p(y*_t | y*\\t), by the softmax at a hidden token ("masked") or by the raw energy ("pseudo")."""
+    where = energies.variables(batch)
+    if of == "masked":
+        nll = energies.energy(model, batch, batch.gold, "local").double()
+    else:
+        log_probs, ids = true_conditionals(model, batch, where)
+        gold = torch.searchsorted(ids, batch.gold[where])
+        each = -log_probs.gather(1, gold.unsqueeze(1)).squeeze(1).double()
+        nll = each.new_zeros(len(batch)).index_add(0, where.nonzero()[:, 0], each)
+    zeros = torch.zeros_like(nll)
+    return torch.stack([nll, where.sum(dim=1).double(), zeros, zeros], dim=1)
+
+
+# Files
 
 
 def write_evaluation(
     run: RunFolder,
     split: str,
     decoder_name: str,
-    decoder: Decoder,
-    evaluation: Evaluation,
+    decoder: Any,
+    found: Evaluation,
     examples: Sequence[Example],
     codec: Codec,
 ) -> None:
-    """Put predictions and scores into a run folder, as docs/design.md lays down."""
+    """Write predictions and scores into a run folder (the files are described in docs/design.md)."""
     predictions = [
         {
             "id": number,
@@ -309,31 +285,29 @@ def write_evaluation(
             "output": codec.show(output),
             "log_prob": log_prob,
         }
-        for number, (example, output, log_prob) in enumerate(
-            zip(examples, evaluation.outputs, evaluation.log_probs, strict=True)
-        )
+        for number, (example, output, log_prob) in enumerate(zip(examples, found.outputs, found.log_probs, strict=True))
     ]
     scores = {
         "split": split,
         "decoder": decoder_name,
         "options": {"name": type(decoder).__name__, **asdict(decoder)} if is_dataclass(decoder) else {},
-        "seconds": evaluation.seconds,
+        "seconds": found.seconds,
         "examples": len(examples),
         "metrics": {
-            name: {
-                "score": evaluation.scores[name],
-                "higher_is_better": evaluation.higher_is_better[name],
-                "signature": evaluation.signatures[name],
-                "statistics": evaluation.statistics[name].tolist(),
+            metric.name: {
+                "score": metric.score,
+                "higher_is_better": metric.higher_is_better,
+                "signature": metric.signature,
+                "statistics": metric.statistics.tolist(),
             }
-            for name in evaluation.scores
+            for metric in found.metrics
         },
     }
     run.write_evaluation(split, decoder_name, predictions, scores)
 
 
 def source_text(source: Any) -> str | int | None:
-    """A raw source for people to read: text as it is, tokens with spaces between, classes; images have none.
+    """Write a raw source for a reader: text unchanged, tokens joined by spaces, classes as numbers, images as None.
 
     >>> source_text(("a", "b")), source_text("ab"), source_text(3)
     ('a b', 'ab', 3)
@@ -348,7 +322,7 @@ def source_text(source: Any) -> str | int | None:
 
 
 def spread(examples: Sequence[Example], number: int | None) -> Sequence[Example]:
-    """``number`` examples at even distances, or all.
+    """Return ``number`` examples at even distances, or all.
 
     >>> spread("abcdefgh", 4)
     ['a', 'c', 'e', 'g']

@@ -1,4 +1,4 @@
-"""A trained model and its task, read back from a run folder."""
+"""Load the trained model of a run folder, with its task."""
 
 import tomllib
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from unforced.errors import InputError, nearest
-from unforced.protocols import Codec, FittedTask, ModelSpec, StepDecoder, Task
+from unforced.protocols import Codec, FittedTask, MaskedModel, ModelSpec, SupportsReading, Task, TokenizerIds
 from unforced.recipes.recipe import Recipe
 from unforced.training import checkpoints
 from unforced.training.checkpoints import fill_model
@@ -17,10 +17,11 @@ from unforced.training.run_folder import RunFolder
 from unforced.types import Sizes
 
 OwnModel = nn.Module | ModelSpec | Callable[[Sizes], nn.Module]
+REQUIRED = ("start", "embed", "advance", "score")  # methods of a StepDecoder; only some objectives need embed_mix
 
 
 class Loaded(NamedTuple):
-    """A trained model, ready to decode, and its task with the codec it was trained with."""
+    """A trained model, ready to decode, and its task with the codec that the model was trained with."""
 
     model: nn.Module
     task: FittedTask
@@ -33,41 +34,54 @@ def load(
     task: Task | None = None,
     device: str | torch.device = "cpu",
 ) -> Loaded:
-    """The model and the task of a run; ``checkpoint`` is "best", "last" or the name of one (``step-00000120``).
+    """Load the model and the task of a run.
 
-    A run of the user's own model or task needs that model or task again.
+    ``checkpoint`` is "best", "last" or a name such as ``step-00000120``. Pass ``model`` or ``task`` if the run was
+    trained with a model or a task of your own.
     """
+    return load_with_recipe(run, checkpoint, model, task, device)[1]
+
+
+def load_with_recipe(
+    run: str | Path,
+    checkpoint: str = "best",
+    model: OwnModel | None = None,
+    task: Task | None = None,
+    device: str | torch.device = "cpu",
+) -> tuple[Recipe, Loaded]:
+    """Do what `load` does, and return the recipe of the run too."""
     folder = RunFolder(run)
-    single = read_recipe(folder)
-    own = single.model if model is None else model
-    kind = single.task if task is None else task
+    recipe = read_recipe(folder)
+    own = recipe.model if model is None else model
+    kind = recipe.task if task is None else task
     if own is None or kind is None:
         what = "model" if own is None else "task"
         raise InputError(f"{folder.path}: was trained with a {what} of your own; load(run, {what}=…) needs it")
     codec = kind.codec(folder.codec())
-    with torch.random.fork_rng(devices=[]):  # the first weights are thrown away, so nothing is drawn
+    with torch.random.fork_rng(devices=[]):  # the initial weights are replaced, so no random numbers are used up
         network = build_network(own, codec)
     path = find_checkpoint(folder, checkpoint)
     fill_model(network, checkpoints.read_model(path), str(path))
-    return Loaded(network.to(device).eval(), FittedTask(kind, codec))
+    return recipe, Loaded(network.to(device).eval(), FittedTask(kind, codec))
 
 
 def fastest_device() -> torch.device:
-    """The accelerator of this machine, or else the CPU, with denormal numbers flushed to zero."""
+    """Return the accelerator of this machine, or the CPU with denormal numbers flushed to zero."""
     torch.set_flush_denormal(True)
     return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
 
 
 def read_recipe(folder: RunFolder) -> Recipe:
-    """The recipe that a run folder keeps."""
-    text = folder.recipe()
+    """Return the recipe of a run folder."""
+    folder.check_format()
     try:
-        return Recipe.from_data(tomllib.loads(text))
+        return Recipe.from_data(tomllib.loads(folder.recipe()))
     except (tomllib.TOMLDecodeError, InputError) as error:
         raise InputError(f"{folder.path / 'recipe.toml'}: {error}") from None
 
 
 def find_checkpoint(folder: RunFolder, name: str) -> Path:
+    """Return the folder of the checkpoint "best", "last" or of this name."""
     if name == "best":
         return folder.best_checkpoint()
     found = {path.name: path for path in folder.checkpoints()}
@@ -81,22 +95,22 @@ def find_checkpoint(folder: RunFolder, name: str) -> Path:
 
 
 def build_network(own: OwnModel, codec: Codec) -> nn.Module:
-    """The module that a user gave or a specification builds, with the protocol's methods or an error that names them."""
-    if hasattr(own, "reading") and not hasattr(codec, "tokenizer"):
-        raise InputError("this model reads text by its own tokenizer: give model.reading(task) for the task")
+    """Return the network of a module, a class, a function or a specification; raise `InputError` if methods are missing."""
+    if isinstance(own, SupportsReading) and not isinstance(codec, TokenizerIds):
+        raise InputError("this model has its own tokenizer: pass model.reading(task) as the task")
+    network: Any
     if isinstance(own, nn.Module):
-        network: Any = own
-    elif isinstance(own, type) or not hasattr(own, "build"):
-        network = own(codec.sizes)
-    else:
+        network = own
+    elif isinstance(own, ModelSpec) and not isinstance(own, type):
         network = own.build(codec.sizes)
+    else:
+        network = own(codec.sizes)
     if not isinstance(network, nn.Module):
         raise InputError(f"a model must be a torch.nn.Module, not {type(network).__name__}")
-    needed = [name for name in dir(StepDecoder) if not name.startswith("_") and name != "embed_mix"]  # for some methods
-    missing = [name for name in needed if not callable(getattr(network, name, None))]
-    if missing and not callable(getattr(network, "scores", None)):
+    missing = [name for name in REQUIRED if not callable(getattr(network, name, None))]
+    if missing and not isinstance(network, MaskedModel):
         raise InputError(
-            f"{type(network).__name__} has no {', '.join(missing)}: a StepDecoder needs {', '.join(needed)}"
+            f"{type(network).__name__} has no {', '.join(missing)}: a StepDecoder needs {', '.join(REQUIRED)}"
         )
-    network.codec = codec  # type: ignore[assignment]  # so that ``batch(model, …)`` works
+    vars(network)["codec"] = codec  # so that unforced.batch(model, …) works
     return network

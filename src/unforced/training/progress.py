@@ -1,28 +1,31 @@
-"""Progress on standard error: bars on a terminal, a line an event elsewhere, nothing when quiet."""
+"""What a run reports: progress on standard error, metrics.jsonl, samples.jsonl and TensorBoard."""
 
-from collections.abc import MutableSequence
-from types import TracebackType
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from unforced.errors import InputError
+from unforced.training.options import Training
+from unforced.training.run_folder import LineLog
+
 
 class Display:
-    """What a person sees of a run.
+    """Progress on standard error: bars on a terminal, log lines elsewhere, nothing if ``quiet``.
 
     >>> with Display(quiet=True) as display:
     ...     bar = display.bar("training", total=10)
     ...     bar.move(3, note="loss 1.25")
     """
 
-    steps: "ClassVar[MutableSequence[int] | None]" = None  # gets updates made and planned, to show in another process
-
     def __init__(self, quiet: bool = False, console: Console | None = None) -> None:
         self.quiet = quiet
         self.console = console or Console(stderr=True)
-        self.live = not quiet and (self.console.is_terminal or self.steps is not None)
+        self.live = not quiet and self.console.is_terminal
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -31,7 +34,7 @@ class Display:
             TimeRemainingColumn(),
             console=self.console,
             refresh_per_second=4,
-            disable=quiet or not self.console.is_terminal,
+            disable=not self.live,
             transient=True,
         )
 
@@ -39,42 +42,86 @@ class Display:
         self._progress.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._progress.stop()
 
     def bar(self, name: str, total: int, done: int = 0) -> "Bar":
-        """A new bar for ``total`` pieces of work."""
-        steps = self.steps if name == "training" else None
-        return Bar(self._progress, self._progress.add_task(name, total=total, completed=done, note=""), total, steps)
+        """Add a bar for ``total`` units of work."""
+        return Bar(self._progress, self._progress.add_task(name, total=total, completed=done, note=""))
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line."""
         if not self.quiet:
-            self.console.print(Text(text), soft_wrap=True)  # paths stay whole
+            self.console.print(Text(text), soft_wrap=True)  # soft: paths are not broken
 
     def log(self, text: str) -> None:
-        """A line for those who see no bars."""
+        """Print a line if no bars are shown."""
         if not self.live:
             self.say(text)
 
 
 class Bar:
-    """One piece of work in progress."""
+    """A progress bar."""
 
-    def __init__(self, progress: Progress, task: TaskID, total: int, steps: MutableSequence[int] | None = None) -> None:
+    def __init__(self, progress: Progress, task: TaskID) -> None:
         self._progress = progress
         self._task = task
-        self._total, self._steps = total, steps
 
     def move(self, done: int, note: str | None = None) -> None:
-        """Say how much is done, and a word about it."""
+        """Show how many units are done, with a note."""
         self._progress.update(self._task, completed=done)
-        if self._steps is not None:
-            self._steps[:] = [done, self._total]
         if note is not None:
             self._progress.update(self._task, note=note)
 
     def close(self) -> None:
         self._progress.remove_task(self._task)
+
+
+class RunLog:
+    """The open log files of a run, truncated to the ``sizes`` that a checkpoint remembers."""
+
+    def __init__(self, folder: Path, options: Training, sizes: Mapping[str, int], step: int) -> None:
+        self.files = {
+            name: LineLog(folder / name, sizes.get(name, 0))
+            for name in (["metrics.jsonl", "samples.jsonl"] if options.log_samples else ["metrics.jsonl"])
+        }
+        self.board = _tensorboard(folder / "tensorboard", step) if options.tensorboard else None
+
+    def __enter__(self) -> "RunLog":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        with ExitStack() as stack:
+            for file in self.files.values():
+                stack.callback(file.close)
+            if self.board is not None:
+                stack.callback(self.board.close)
+
+    def event(self, event: Mapping[str, Any]) -> None:
+        """Write a line of metrics.jsonl, and its numbers to TensorBoard as ``kind/name``."""
+        self.files["metrics.jsonl"].append(event)
+        if self.board is not None:
+            for name, value in event.items():
+                if isinstance(value, int | float) and name != "step":
+                    self.board.add_scalar(f"{event['kind']}/{name}", value, event["step"])
+
+    def sample(self, step: int, epoch: int, rows: Sequence[int]) -> None:
+        """Write which examples an update used, if ``log_samples`` is set."""
+        if "samples.jsonl" in self.files:
+            self.files["samples.jsonl"].append({"step": step, "epoch": epoch, "ids": list(rows)})
+
+    def sync(self) -> dict[str, int]:
+        """Flush everything to disk; return the size of each file."""
+        if self.board is not None:
+            self.board.flush()
+        return {name: file.sync() for name, file in self.files.items()}
+
+
+def _tensorboard(folder: Path, step: int) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise InputError(
+            "training.tensorboard needs TensorBoard: pip install 'unforced[tensorboard]', or turn it off"
+        ) from None
+    return SummaryWriter(str(folder), purge_step=step + 1)

@@ -147,6 +147,7 @@ class LineLog:
 
 # A run folder on the disk: what training writes, and what the report reads back. See docs/design.md for the files.
 
+FORMAT = 2  # of run folders
 STEP = "step-"  # begins the names of checkpoint folders: step-00000120
 BEFORE_RUN = {"lock", "recipe.toml", "codec.json"}  # what a writer killed in its first moments may leave
 
@@ -159,7 +160,7 @@ class RunFolder:
     >>> with run.writing():
     ...     run.create(recipe='name = "toy"', info={"seed": 1}, codec={})
     >>> run.info()
-    {'seed': 1}
+    {'format': 2, 'seed': 1}
     >>> run.finished() is None
     True
     """
@@ -193,6 +194,21 @@ class RunFolder:
 
     def info(self) -> dict[str, Any]:
         return read_json(self._file("run.json"))
+
+    def facts(self) -> dict[str, Any]:
+        """Return the facts of run.json (see `unforced.training.run_identity`)."""
+        self.check_format()
+        facts: dict[str, Any] = self.info()["facts"]
+        return facts
+
+    def check_format(self) -> None:
+        """Raise `InputError` if another version of this library has written the run."""
+        found = self.info().get("format", 1)
+        if found != FORMAT:
+            raise InputError(
+                f"{self.path}: has the run folder format {found}, but this version of unforced reads format {FORMAT}; "
+                "train the model again"
+            )
 
     def codec(self) -> dict[str, Any]:
         return read_json(self._file("codec.json"))
@@ -245,19 +261,20 @@ class RunFolder:
         The lock is the kernel's: it ends with the process that holds it, however that process ends.
         """
         with writable(self.path):
-            self._refuse_content(resume)
+            self.check_content(resume)
             self.path.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
             _lock(handle, self.path)
             with writable(self.path):
-                self._refuse_content(resume)
+                self.check_content(resume)
                 self._sweep()
             yield
         finally:
             os.close(handle)
 
-    def _refuse_content(self, resume: bool) -> None:
+    def check_content(self, resume: bool) -> None:
+        """Raise `InputError` if the folder holds anything, or with ``resume`` anything but a run."""
         if self.path.exists() and not self.path.is_dir():
             raise InputError(f"{self.path}: is a file where a run folder is wanted")
         content = set(os.listdir(self.path)) - {"lock"} if self.path.exists() else set()
@@ -278,10 +295,10 @@ class RunFolder:
         """Write what is known before the first update; run.json comes last and makes the folder a run."""
         replace_bytes(self.path / "recipe.toml", recipe.encode())
         replace_json(self.path / "codec.json", codec)
-        replace_json(self.path / "run.json", info)
+        replace_json(self.path / "run.json", {"format": FORMAT, **info})
 
     def discard(self) -> None:
-        """Remove what was written, all but the lock: for a run that failed before its first update."""
+        """Remove everything but the lock, after a run that failed before its first update."""
         for path in self.path.iterdir():
             if path.name != "lock":
                 shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -1,4 +1,4 @@
-"""What a run is: the facts a resumed run must share with the first, and what run.json tells of it."""
+"""The identity of a run: facts stored in run.json that a resumed or compared run must share."""
 
 import hashlib
 import itertools
@@ -14,26 +14,66 @@ from typing import Any
 
 import numpy as np
 import torch
-from accelerate import Accelerator
 from torch import nn
 
 from unforced.errors import InputError
 from unforced.protocols import Codec
+from unforced.recipes.recipe import Recipe, flatten
 from unforced.training.batching import source_length, token_lengths
 from unforced.training.checkpoints import model_tensors
-from unforced.training.options import Training
-from unforced.types import Encoded, Example
+from unforced.training.run_folder import RunFolder, differences
+from unforced.types import Encoded, Examples
 
-FREE = {"keep", "save_every", "tensorboard"}  # options that a resumed run may change
+DATA_FACTS = {"training data", "vocabulary", "parameters", "world"}  # not determined by the recipe
+FREE = {"training.keep", "training.save_every", "training.tensorboard"}  # may change when a run is resumed
+
+
+def expected_facts(recipe: Recipe) -> dict[str, Any]:
+    """Return the facts that the recipe of one variant and one seed determines, as a flat table.
+
+    These are its settings, with the decoder of validation only, and digests of the files that the objective reads.
+    ``"variant:NAME"`` stays as it is, so the facts do not depend on where runs are stored.
+    """
+    data, judge = recipe.to_data(), recipe.training.validate
+    table = {
+        **{key: data.get(key, _describe(getattr(recipe, key))) for key in ("task", "model", "objective")},
+        "training": data["training"],
+        "decoding": {judge: data["decoding"].get(judge, _describe(recipe.decoding[judge]))},
+    }
+    settings = {key: value for key, value in flatten(table).items() if key not in FREE}
+    files = {f"file {path.name}": file_digest(path) for path in objective_files(recipe.objective)}
+    return {"seed": recipe.seeds[0], **settings, **files}
+
+
+def data_facts(codec: Codec, encoded: Sequence[Encoded], model: nn.Module) -> dict[str, Any]:
+    """Return the facts that depend on the training data and the model."""
+    shapes = {name: [str(tensor.dtype), *tensor.shape] for name, tensor in model_tensors(model).items()}
+    return {
+        "training data": training_data_fact(encoded),
+        "vocabulary": f"{codec.sizes.target} symbols {digest(codec.to_json())}",
+        "parameters": f"{sum(map(torch.numel, model.parameters()))} {digest(shapes)}",
+    }
+
+
+def training_data_fact(encoded: Sequence[Encoded]) -> str:
+    """Return the number of training examples and their digest."""
+    return f"{len(encoded)} examples {data_digest(encoded)}"
+
+
+def check_facts(run: RunFolder, facts: Mapping[str, Any]) -> None:
+    """Raise `InputError` if the folder holds a run with other facts."""
+    changes = differences(run.facts(), facts) if run.exists() else []
+    if changes:
+        raise InputError(f"{run.path}: can't be resumed with other settings: {'; '.join(changes)}")
 
 
 def digest(data: Any) -> str:
-    """A short hash of JSON data."""
+    """Return a short hash of JSON data."""
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def data_digest(encoded: Sequence[Encoded]) -> str:
-    """A short hash of encoded examples in their order.
+    """Return a short hash of encoded examples in their order.
 
     >>> data_digest([Encoded([4], [5, 2])]) == data_digest([Encoded([4, 5], [2])])
     False
@@ -54,48 +94,14 @@ def data_digest(encoded: Sequence[Encoded]) -> str:
     return total.hexdigest()
 
 
-def learnt_from(encoded: Sequence[Encoded]) -> str:
-    """Which training examples a run has, in a word or two."""
-    return f"{len(encoded)} examples {data_digest(encoded)}"
-
-
-def facts(
-    *,
-    model: nn.Module,
-    objective: Any,
-    codec: Codec,
-    encoded: Sequence[Encoded],
-    options: Training,
-    seed: int,
-    world: int,
-) -> dict[str, Any]:
-    """What must be the same when a run is resumed, as a flat table."""
-    shapes = {name: [str(tensor.dtype), *tensor.shape] for name, tensor in model_tensors(model).items()}
-    return {
-        "seed": seed,
-        "world": world,
-        "objective": _spelled(objective) if is_dataclass(objective) else type(objective).__qualname__,
-        **{f"file {path.name}": file_digest(path) for path in files(objective)},
-        "model": f"{type(model).__name__} {digest(shapes)}",
-        "vocabulary": digest(codec.to_json()),
-        "sizes": str(tuple(codec.sizes)),
-        "training data": learnt_from(encoded),
-        **{
-            f"training.{field.name}": _plain(getattr(options, field.name))
-            for field in fields(options)
-            if field.name not in FREE
-        },
-    }
-
-
-def files(objective: Any) -> list[Path]:
-    """The files that an objective, or a part of it, says it reads by its ``files``."""
+def objective_files(objective: Any) -> list[Path]:
+    """Return the files that an objective, or a part of it, lists in its ``files``."""
     parts = [getattr(objective, field.name) for field in fields(objective)] if is_dataclass(objective) else []
-    return [*getattr(objective, "files", ()), *(path for part in parts for path in files(part))]
+    return [*getattr(objective, "files", ()), *(path for part in parts for path in objective_files(part))]
 
 
 def file_digest(path: Path) -> str:
-    """A short hash of a file's content; raises ``InputError`` where it can't be read."""
+    """Return a short hash of a file's content; raise `InputError` if it can't be read."""
     try:
         with open(path, "rb") as handle:
             return hashlib.file_digest(handle, "sha256").hexdigest()[:16]
@@ -103,39 +109,32 @@ def file_digest(path: Path) -> str:
         raise InputError(f"{path}: can't be read: {error.strerror or error}") from None
 
 
-def _spelled(objective: Any) -> str:
-    """Its repr, without the addresses of functions among its fields: they differ from process to process."""
-    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(objective))
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
+def _describe(own: Any) -> str:
+    """Write an object of the user's own, without addresses, which differ from process to process."""
+    if is_dataclass(own) and not isinstance(own, type):
+        return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(own))
+    name: str = getattr(own, "__qualname__", type(own).__qualname__)
+    return name
 
 
 def describe(
-    *,
-    about: Mapping[str, Any],
-    facts: Mapping[str, Any],
-    model: nn.Module,
-    splits: Mapping[str, Sequence[Example]],
-    accelerator: Accelerator,
+    recipe: Recipe, facts: Mapping[str, Any], model: nn.Module, splits: Mapping[str, Examples], device: torch.device
 ) -> dict[str, Any]:
-    """The content of run.json; ``about`` adds to it (name, variant, counts of other splits …)."""
-    counts = {}
-    for split, examples in splits.items():
-        dropped = getattr(examples, "dropped", {})
-        counts[split] = {"read": len(examples) + sum(dropped.values()), "kept": len(examples), "dropped": dropped}
+    """Return the content of run.json."""
     return {
-        **about,
-        "seed": facts["seed"],
+        "name": recipe.name,
+        "variant": recipe.baseline,
+        "seed": recipe.seeds[0],
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "versions": {"python": platform.python_version(), **_versions()},
-        "device": str(accelerator.device),
+        "device": str(device),
         "threads": torch.get_num_threads(),
-        "world": accelerator.num_processes,
+        "world": facts["world"],
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "examples": {**counts, **about.get("examples", {})},
-        "fingerprint": digest(dict(facts)),
+        "examples": {
+            split: {"read": len(found) + sum(found.dropped.values()), "kept": len(found), "dropped": found.dropped}
+            for split, found in splits.items()
+        },
         "facts": dict(facts),
     }
 

@@ -1,3 +1,5 @@
+"""Decoding a split, scoring it and writing the result."""
+
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +12,7 @@ from toy_training import Copier, CopyCodec, CopyTask, Greedy, copies
 
 from unforced.errors import InputError
 from unforced.protocols import FittedTask
-from unforced.training.evaluation import decode_examples, evaluate, source_text, write_evaluation
+from unforced.training.evaluation import evaluate, source_text, write_evaluation
 from unforced.training.run_folder import RunFolder
 from unforced.types import Batch, Hypotheses
 
@@ -60,18 +62,6 @@ def test_the_decoder_sees_no_target_and_similar_lengths_together() -> None:
     flat = [length for _, lengths, _ in seen for length in lengths]
     assert flat == sorted(flat, reverse=True)
     assert len({draw for _, _, draw in seen}) == 1  # what is drawn for an example must not depend on its batch
-
-
-def test_shares_make_the_whole_with_the_same_draws() -> None:
-    seen: list[Any] = []
-    shared: list[Any] = []
-    examples = copies(50, 1)
-    whole = decode_examples(model(), FITTED, examples, Spy(seen), batch_rows=8)
-    parts = [
-        decode_examples(model(), FITTED, examples, Spy(shared), batch_rows=8, share=(rank, 3)) for rank in range(3)
-    ]
-    assert sorted(parts[0] + parts[1] + parts[2]) == whole
-    assert sorted(shared) == sorted(seen)
 
 
 def test_nothing_to_evaluate_on() -> None:

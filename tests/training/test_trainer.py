@@ -1,0 +1,382 @@
+"""Training in this process: what a run writes, when it validates and stops, and what is refused."""
+
+import errno
+import itertools
+import os
+import shutil
+import signal
+import threading
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from toy_training import CopyCodec, CopyTask, Exact, Greedy, Noisy, Poisoned, content, copies, recipe
+
+from unforced.errors import InputError
+from unforced.objectives.cross_entropy import CrossEntropy
+from unforced.objectives.label_smoothing import LabelSmoothing
+from unforced.objectives.sequence_smoothing import SequenceSmoothing
+from unforced.objectives.token_sequence_smoothing import TokenSequenceSmoothing
+from unforced.objectives.token_smoothing import TokenSmoothing
+from unforced.training import checkpoints
+from unforced.training.checkpoints import model_tensors
+from unforced.training.distributed import catch_signals
+from unforced.training.options import Training
+from unforced.training.run_folder import RunFolder
+from unforced.training.trainer import Trainer, train
+
+SHORT: dict[str, Any] = {"epochs": 2, "batch_tokens": 150, "log_every": 2, "learning_rate": 0.01}
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def test_a_run_learns_and_leaves_what_the_design_says(folder: Path) -> None:
+    made = recipe(options=Training(**{**SHORT, "epochs": 12}, log_samples=True))
+    run = train(made, folder / "run", quiet=True)
+    ended, found = run.finished(), run.best()
+    assert (ended["reason"], ended["epochs"]) == ("epochs", 12)
+    assert (found["metric"], found["score"]) == ("exact", 1.0)
+    assert ended["tokens"] == 12 * sum(len(example.target) + 1 for example in made.task.read("train"))
+    assert {"recipe.toml", "run.json", "codec.json", "metrics.jsonl", "samples.jsonl", "checkpoints", "best.json"} < {
+        path.name for path in run.path.iterdir()
+    }
+    info = run.info()
+    assert {"name", "variant", "seed", "created", "versions", "threads", "world", "parameters", "facts"} < set(info)
+    assert info["examples"]["train"] == {"read": 60, "kept": 60, "dropped": {}}
+    assert run.recipe() == made.to_toml()
+    assert run.codec() == {"letters": "abcdefgh"}
+    lines = run.events("train")
+    assert lines[-1]["step"] == ended["steps"]
+    assert {"step", "epoch", "loss", "nll", "learning_rate", "grad_norm", "tokens", "seconds"} < set(lines[0])
+    assert lines[-1]["loss"] < 0.3 * lines[0]["loss"]
+    dev = run.events("dev")
+    assert [event["epoch"] for event in dev] == list(range(1, 13))
+    assert all(event["wrong"] == pytest.approx(1 - event["exact"]) for event in dev)
+    assert len(run.samples()) == ended["steps"]
+    kept = {path.name for path in run.checkpoints()}
+    assert found["checkpoint"] in kept
+    assert len(kept) <= 3
+    best = checkpoints.read_model(run.best_checkpoint())
+    assert all(torch.equal(best[name], tensor) for name, tensor in model_tensors(made.model).items())
+    assert not made.model.training
+
+
+def test_the_window_of_a_log_line_is_the_mean_over_its_tokens(folder: Path) -> None:
+    each = recipe(options=Training(**{**SHORT, "log_every": 1}), dropout=0.0)
+    train(each, folder / "each", quiet=True)
+    pairs = recipe(options=Training(**{**SHORT, "log_every": 2}), dropout=0.0)
+    train(pairs, folder / "pairs", quiet=True)
+    one, two = RunFolder(folder / "each").events("train"), RunFolder(folder / "pairs").events("train")
+    tokens = one[0]["tokens"], one[1]["tokens"] - one[0]["tokens"]
+    mean = (one[0]["loss"] * tokens[0] + one[1]["loss"] * tokens[1]) / sum(tokens)
+    assert two[0]["loss"] == pytest.approx(mean, rel=1e-6)
+    assert two[0]["grad_norm"] == pytest.approx((one[0]["grad_norm"] + one[1]["grad_norm"]) / 2, rel=1e-6)
+
+
+def test_accumulation_leaves_training_what_it_was(folder: Path) -> None:
+    losses = []
+    for accumulate in (1, 4):
+        made = recipe(options=Training(**SHORT, accumulate=accumulate), dropout=0.0, double=True)
+        train(made, folder / str(accumulate), quiet=True)
+        losses.append([event["loss"] for event in RunFolder(folder / str(accumulate)).events("train")])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+def test_a_loss_that_is_no_number_stops_at_its_step(folder: Path, gradient: bool) -> None:
+    options = Training(**{**SHORT, "log_every": 100}, save_every=2, validate_every=100, log_samples=True)
+    what = "gradient norm is" if gradient else "loss is nan"
+    with pytest.raises(InputError, match=f"{what}.* at step 7, epoch 1, examples ") as error:
+        train(recipe(options=options, objective=Poisoned(7, gradient)), folder / "run", quiet=True)
+    run = RunFolder(folder / "run")
+    named = str(error.value).split("examples ")[1].split(";")[0]
+    train(recipe(options=options), folder / "sound", quiet=True)
+    assert named == ", ".join(map(str, RunFolder(folder / "sound").samples()[6]["ids"]))
+    assert [path.name for path in run.checkpoints()] == ["step-00000004", "step-00000006"]
+    assert run.samples()[-1]["step"] == 6
+    assert run.events() == []
+    assert run.finished() is None
+    assert all(tensor.isfinite().all() for tensor in checkpoints.read_model(run.checkpoints()[-1]).values())
+
+
+def test_early_stopping_and_a_metric_that_falls(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scores = iter([0.5, 0.4, 0.4, 0.3, 0.45, float("nan"), 0.3])
+    monkeypatch.setattr(Exact, "score", lambda self, sums: next(scores))
+    monkeypatch.setattr("toy_training.CopyTask.metrics", lambda self: (Exact(higher_is_better=False),))
+    options = Training(**{**SHORT, "epochs": 50}, validate_every=2, patience=3)
+    run = train(recipe(options=options), folder / "run")
+    assert (run.finished()["reason"], run.finished()["steps"]) == ("patience", 14)
+    assert run.best() == {"checkpoint": "step-00000014", "metric": "exact", "score": 0.3, "step": 14}  # the same again
+    kept = [path.name for path in RunFolder(folder / "run").checkpoints()]
+    assert kept == ["step-00000008", "step-00000012", "step-00000014"]  # of the last two, both and the best they name
+    said = " ".join(capsys.readouterr().err.split())
+    assert "stopped at step 14 of 300: exact has not improved in 3 validations" in said
+
+
+def test_steps_end_before_epochs_and_are_validated(folder: Path) -> None:
+    found = train(recipe(options=Training(**{**SHORT, "epochs": None}, steps=3)), folder / "run", quiet=True).finished()
+    assert (found["steps"], found["reason"]) == (3, "steps")
+    assert [event["step"] for event in RunFolder(folder / "run").events("dev")] == [3]
+
+
+def test_a_warm_start_begins_with_the_best_weights_of_another_run(folder: Path) -> None:
+    first = recipe(options=Training(**{**SHORT, "epochs": 8}))
+    train(first, folder / "first", quiet=True)
+    options = Training(epochs=None, steps=1, learning_rate=1e-9, warm_start=str(folder / "first"))
+    second = recipe(options=options, seed=5)
+    train(second, folder / "second", quiet=True)
+    for a, b in zip(first.model.state_dict().values(), second.model.state_dict().values()):
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=0)
+    with pytest.raises(
+        InputError, match=r"first/checkpoints/step-.*: the weights don't fit the model: tokens\.weight is"
+    ):
+        train(recipe(options=options, width=8), folder / "third", quiet=True)
+    nowhere = replace(options, warm_start=str(folder / "nowhere"))
+    with pytest.raises(InputError, match="nowhere: is not a run folder"):
+        train(recipe(options=nowhere), folder / "fourth", quiet=True)
+
+
+@pytest.mark.parametrize("call", [12, 26])
+def test_a_full_disk_ends_the_run_with_the_reason_and_it_can_go_on(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, call: int
+) -> None:
+    options = Training(**SHORT, save_every=1, log_samples=True)
+    whole = recipe(options=options, objective=Noisy())
+    train(whole, folder / "whole", quiet=True)
+    calls = 0
+
+    def full(handle: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls >= call:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(InputError, match="can't be written: No space left on device"):
+        train(recipe(options=options, objective=Noisy()), folder / "full", quiet=True)
+    monkeypatch.undo()
+    assert not list((folder / "full").rglob(".part*"))
+    train(recipe(options=options, objective=Noisy()), folder / "full", resume=True, quiet=True)
+    assert content(folder / "full") == content(folder / "whole")
+
+
+def test_logs_are_cut_back_to_the_checkpoint(folder: Path) -> None:
+    options = Training(**SHORT, log_samples=True)
+    train(recipe(options=options), folder / "whole", quiet=True)
+    train(recipe(options=options), folder / "run", quiet=True)
+    run = RunFolder(folder / "run")
+    (folder / "run" / "finished.json").unlink()
+    shutil.rmtree(run.checkpoints()[-1])
+    with open(folder / "run" / "metrics.jsonl", "a") as file:
+        file.write('{"kind": "tra')
+    train(recipe(options=options), folder / "run", resume=True, quiet=True)
+    assert content(folder / "run") == content(folder / "whole")
+
+
+def test_the_mean_of_the_last_checkpoints_becomes_the_best(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = iter([0.5, 0.5, 0.6, 0.6, 0.9, 0.1])
+    monkeypatch.setattr(Exact, "score", lambda self, sums: next(scores))
+    options = Training(**{**SHORT, "epochs": 2}, average=2)
+    made = recipe(options=options, dropout=0.0)
+    run = train(made, folder / "run", quiet=True)
+    assert [event.get("average") for event in run.events("dev")] == [None, None, 2]
+    assert run.best()["checkpoint"] == f"average-{run.finished()['steps']:08d}"
+    mean = checkpoints.average(run.checkpoints()[-2:])
+    assert all(torch.equal(mean[name], tensor) for name, tensor in model_tensors(made.model).items())
+
+
+def test_tensorboard_gets_the_numbers(folder: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    train(recipe(options=Training(**SHORT, tensorboard=True)), folder / "run", quiet=True)
+    events = EventAccumulator(str(folder / "run" / "tensorboard"))
+    events.Reload()
+    logged = [event["loss"] for event in RunFolder(folder / "run").events("train")]
+    assert [event.value for event in events.Scalars("train/loss")] == pytest.approx(logged, rel=1e-6)
+
+
+def test_an_example_longer_than_a_batch_is_refused_before_anything_is_written(folder: Path) -> None:
+    with pytest.raises(InputError, match="more than a batch may hold"):
+        train(recipe(options=Training(batch_tokens=10)), folder / "run", quiet=True)
+    assert not (folder / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"options": Training(**{**SHORT, "batch_tokens": 140})}, "training.batch_tokens is 150 in the run and 140 now"),
+        ({"objective": LabelSmoothing(0.1)}, "objective.name is cross_entropy in the run and label_smoothing now"),
+        ({"seed": 2}, "seed is 1 in the run and 2 now"),
+        ({"letters": "abcdefghi"}, r"vocabulary is 11 symbols \w+ in the run and 12 symbols \w+ now; parameters is"),
+        ({"width": 8}, "parameters is"),
+        ({"examples": 50}, "training data is 60 examples"),
+        ({"decoder": Greedy(3)}, r"decoding.greedy is Greedy\(longest=12\) in the run and Greedy\(longest=3\) now"),
+    ],
+)  # fmt: skip
+def test_a_run_is_not_resumed_with_other_settings(folder: Path, change: Any, message: str) -> None:
+    train(recipe(options=Training(**SHORT)), folder / "run", quiet=True)
+    before = snapshot(folder)
+    with pytest.raises(InputError, match=message):
+        train(recipe(**{"options": Training(**SHORT), **change}), folder / "run", resume=True, quiet=True)
+    assert snapshot(folder) == before
+
+
+def test_a_finished_run_is_only_read(folder: Path) -> None:
+    first, again = recipe(options=Training(**SHORT)), recipe(options=Training(**SHORT, keep=5))
+    train(first, folder / "run", quiet=True)
+    before = snapshot(folder)
+    train(again, folder / "run", resume=True, quiet=True)
+    for a, b in zip(first.model.parameters(), again.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+    with pytest.raises(InputError, match="is not empty"):
+        train(recipe(options=Training(**SHORT)), folder / "run", quiet=True)
+    assert snapshot(folder) == before
+
+
+@dataclass(frozen=True)
+class Named(CopyTask):
+    """A task whose letters have names, for word vectors."""
+
+    def fit(self, train: Any) -> CopyCodec:
+        codec = CopyCodec(self.letters)
+        codec.token_names = lambda: ("<pad>", "<bos>", "<eos>", *self.letters)  # type: ignore[attr-defined]
+        return codec
+
+
+def test_files_of_an_objective(folder: Path) -> None:
+    """A file that is missing or does not fit leaves no folder; a run is not resumed if it has changed."""
+    path, run = folder / "vectors.txt", folder / "run"
+    token = TokenSmoothing(vectors=str(path), tau=0.1)
+    made = recipe(options=Training(**SHORT), objective=token)
+    with pytest.raises(InputError, match=r"vectors\.txt"):
+        train(made, run, quiet=True)
+    path.write_text("".join(f"{letter} {n} 1\n" for n, letter in enumerate("abcdefgh")))
+    with pytest.raises(InputError, match="word vectors"):  # the letters of this task have no names
+        train(made, run, quiet=True)
+    assert not run.exists()
+    made = replace(made, task=Named(), objective=TokenSequenceSmoothing(token=token))
+    train(made, run, quiet=True)
+    path.write_text(path.read_text().replace(" 1\n", " 2\n"))
+    with pytest.raises(InputError, match=r"file vectors\.txt is \w+ in the run and \w+ now"):
+        train(made, run, resume=True, quiet=True)
+
+
+@dataclass(frozen=True)
+class Curious:
+    """Remembers what it was fitted to."""
+
+    seen: list[Any]
+
+    def fitted(self, codec: Any, examples: Any) -> Any:
+        self.seen.append([list(example.target) for example in examples])
+        return CrossEntropy()
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        raise AssertionError("the fitted objective is called")
+
+
+def test_an_objective_is_fitted_to_the_training_data_once(folder: Path) -> None:
+    objective, codec = Curious([]), CopyCodec()
+    made = recipe(options=Training(steps=2), objective=objective)
+    train(made, folder / "run", quiet=True)
+    assert objective.seen == [[codec.encode(example).target for example in made.task.read("train")]]
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [
+        TokenSmoothing(tau=0.1, vectors="co-occurrence", nearest=4),
+        SequenceSmoothing(reward="cider", tau=0.1, proposal_tau=0.5, samples=3),
+    ],
+    ids=lambda objective: type(objective).__name__,
+)
+def test_a_fitted_objective_resumes_bit_for_bit(objective: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = Training(steps=8, log_every=4, log_samples=True)
+    train(recipe(options=options, objective=objective), folder / "whole", quiet=True)
+    update = Trainer.update
+
+    def interrupted(trainer: Trainer) -> None:
+        update(trainer)
+        if trainer.state.step == 4:
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(Trainer, "update", interrupted)
+    with pytest.raises(SystemExit, match="143"):
+        train(recipe(options=options, objective=objective), folder / "parts", quiet=True)
+    monkeypatch.undo()
+    train(recipe(options=options, objective=objective), folder / "parts", resume=True, quiet=True)
+    assert content(folder / "parts") == content(folder / "whole")
+
+
+def test_patience_begins_after_the_warmup(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Exact, "score", lambda self, sums: 0.0)
+    options = Training(**{**SHORT, "epochs": 50}, validate_every=2, patience=2, warmup=7)
+    assert train(recipe(options=options), folder / "run", quiet=True).finished()["steps"] == 10
+
+
+@pytest.mark.parametrize(("split", "name"), [("train", "training"), ("dev", "development")])
+def test_empty_splits(folder: Path, monkeypatch: pytest.MonkeyPatch, split: str, name: str) -> None:
+    monkeypatch.setattr(CopyTask, "read", lambda self, which: [] if which == split else copies(5, 1))
+    with pytest.raises(InputError, match=f"there are no {name} examples"):
+        train(recipe(options=Training(**SHORT)), folder / "run", quiet=True)
+    assert not (folder / "run").exists()
+
+
+def test_only_some_development_examples(folder: Path) -> None:
+    seen = []
+
+    def decoder(model: Any, batch: Any, *, rng: Any = None) -> Any:
+        seen.extend(batch.ids.tolist())
+        return Greedy()(model, batch, rng=rng)
+
+    train(recipe(options=Training(**{**SHORT, "epochs": 1}, dev_examples=5), decoder=decoder), folder, quiet=True)
+    assert sorted(seen) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_progress(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
+    monkeypatch.setenv("TTY_COMPATIBLE", str(int(terminal)))
+    monkeypatch.setenv("COLUMNS", "120")
+    train(recipe(options=Training(**SHORT)), folder / "a")
+    text = capsys.readouterr().err
+    assert "development: exact" in text
+    assert ("step 2 of" in text) != terminal  # lines only where there is no bar
+    assert text.count("tokens/s") > 1
+    train(recipe(options=Training(**SHORT)), folder / "b", quiet=True)
+    printed = capsys.readouterr()
+    assert printed.out + printed.err == ""
+
+
+def test_seconds_are_those_of_updates_only(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = itertools.count()
+    monkeypatch.setattr(time, "perf_counter", lambda: next(ticks))  # the clock advances with every look
+    found = train(recipe(options=Training(**SHORT)), folder / "run", quiet=True).finished()
+    assert found["seconds"] == found["steps"]
+    assert next(ticks) > 2 * found["steps"] + 2  # validation looked at it too
+
+
+def test_signals() -> None:
+    """A second SIGTERM changes nothing, since some send it to all processes of a run; Ctrl-C acts after any signal."""
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.getsignal(number) for number in numbers]
+    with catch_signals() as signals:
+        for _ in range(3):
+            signal.raise_signal(signal.SIGTERM)
+        assert (signals.received, signals.exit_code) == (signal.SIGTERM, 143)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert [signal.getsignal(number) for number in numbers] == before
+    worker = threading.Thread(target=lambda: catch_signals().__enter__())  # only the main thread can handle signals
+    worker.start()
+    worker.join()
+    assert [signal.getsignal(number) for number in numbers] == before
