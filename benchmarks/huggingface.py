@@ -84,7 +84,7 @@ def _search(name: str, model: Any, quick: bool) -> list[dict]:
 
     import unforced
     from unforced.decoding.beam import Beam
-    from unforced.huggingface.batches import batch
+    from unforced.huggingface.batches import make_batch
 
     wrapped, decoder = unforced.wrap(model), Beam(beam=BEAM, min_length=FORCED, max_length=FORCED)
     banned = list(wrapped.symbols.banned)
@@ -96,7 +96,7 @@ def _search(name: str, model: Any, quick: bool) -> list[dict]:
         if size > 1:
             mask[::2, SOURCE // 2 :] = 0
             ids = ids.masked_fill(mask == 0, 0)
-        made = batch(wrapped, ids, mask)
+        made = make_batch(wrapped, ids, mask)
 
         def ours(made: Any = made) -> list[list[int]]:
             return decoder(wrapped, made).ids(made.symbols)

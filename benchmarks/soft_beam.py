@@ -15,25 +15,18 @@ STEP, STEP_LARGE, FASTER, FASTER_LARGE, SMALLER, AGAIN, MEMORY = (2.5, 3.0, 2.0,
 
 
 class StepByStep:
-    """Cross-entropy with one call of the decoder a token; ``shared`` adds the steps' gradients of the vocabulary in place."""
-
-    def __init__(self, shared: bool = False) -> None:
-        self.shared = shared
+    """Cross-entropy with one call of the decoder a token."""
 
     def __call__(self, model, batch, *, progress, rng):
-        from contextlib import nullcontext
-
         import torch.nn.functional as F
 
-        from unforced.models.modes import stepping
         from unforced.types import Loss
 
-        with stepping(model) if self.shared else nullcontext():
-            state, total = model.start(batch), 0.0
-            for t in range(batch.prefix.shape[1]):
-                features, state = model.advance(state, model.embed(batch.prefix[:, t : t + 1]))
-                here = batch.mask[:, t]
-                total = total + F.cross_entropy(model.score(features[here, 0]), batch.gold[here, t], reduction="sum")
+        state, total = model.start(batch), 0.0
+        for t in range(batch.prefix.shape[1]):
+            features, state = model.advance(state, model.embed(batch.prefix[:, t : t + 1]))
+            here = batch.mask[:, t]
+            total = total + F.cross_entropy(model.score(features[here, 0]), batch.gold[here, t], reduction="sum")
         return Loss(total, batch.mask.sum(), {})
 
 
@@ -77,7 +70,6 @@ def _sizes(model, each, rounds: int, label: str, step: float, faster: float, sma
     say(f"  {label}")
     objectives: dict[str, Any] = {
         "cross-entropy, step by step": StepByStep(),
-        "the same, gradients of the vocabulary added in place": StepByStep(shared=True),
         "teacher forcing": CrossEntropy(),
         "best": SoftBeam(alpha=ALPHA),
         "best, global": SoftBeam(alpha=ALPHA, scores="global"),
@@ -90,7 +82,7 @@ def _sizes(model, each, rounds: int, label: str, step: float, faster: float, sma
     rows = []
     for name, title in names.items():
         times[title] = times[name]
-        for over in list(objectives)[:3]:
+        for over in list(objectives)[:2]:
             target = step if over == "cross-entropy, step by step" and name == "best" else None
             rows.append(cost(title, over, times, over, target))
     speed = ratio(times["full"], times["best"])

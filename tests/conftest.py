@@ -20,8 +20,8 @@ def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        for folder in ("docs", "results"):
-            (tmp_path / folder).mkdir(exist_ok=True)
+        for folder in ("docs/figures", "results"):
+            (tmp_path / folder).mkdir(parents=True, exist_ok=True)
         monkeypatch.setattr(module, "ROOT", tmp_path)
         monkeypatch.setattr("sys.argv", [name, *map(str, words)])
         return module

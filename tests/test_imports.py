@@ -38,13 +38,6 @@ ROOMS = [
 BACKWARDS = {
     ("chains.sampling", "reports.traces"),
     ("chains.sampling", "cli.decode_stream"),
-    ("experiments.child", "cli"),
-    ("experiments.compare", "reports.tables"),
-    ("experiments.compare", "reports.runs"),
-    ("experiments.compare", "reports.page"),
-    ("experiments.statistics", "reports.examples"),
-    ("experiments.statistics", "reports.runs"),
-    ("experiments.summary", "reports.runs"),
     ("recipes.fields", "registry"),
 }
 

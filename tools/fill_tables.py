@@ -1,7 +1,7 @@
-"""Copy generated tables into hand-written pages, so that no figure is ever typed.
+"""Copy generated tables into the pages of the documentation.
 
-A page holds `<!-- table: PATH -->` … `<!-- end table -->`; what stands between is replaced by the file at PATH (from the
-project's root). `--check` changes nothing and exits 1 where a page is out of date.
+A page holds `<!-- table: PATH -->` … `<!-- end table -->`; what stands between is replaced by the file at PATH, relative to
+the root of the project. `--check` changes nothing and exits with code 1 if a page is out of date.
 """
 
 import re
@@ -9,33 +9,34 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ["README.md", *(str(p.relative_to(ROOT)) for p in sorted((ROOT / "docs").glob("*.md")))]
-BLOCK = re.compile(r"(<!-- table: (?P<path>\S+) -->\n)(?P<body>.*?)(<!-- end table -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- table: (?P<path>\S+) -->\n).*?(<!-- end table -->)", re.DOTALL)
 
 
 def filled(text: str) -> str:
+    """Return a page with its tables filled in."""
+
     def table(match: re.Match[str]) -> str:
-        if not (ROOT / match["path"]).is_file():
-            sys.exit(f"a page shows {match['path']}, which is not there")
-        body = (ROOT / match["path"]).read_text(encoding="utf-8").strip()
-        return f"{match[1]}{body}\n{match[4]}"
+        path = ROOT / match["path"]
+        if not path.is_file():
+            sys.exit(f"a page shows {match['path']}, which does not exist")
+        return f"{match[1]}{path.read_text(encoding='utf-8').strip()}\n{match[3]}"
 
     return BLOCK.sub(table, text)
 
 
 def main(arguments: list[str]) -> int:
+    check = "--check" in arguments
     stale = []
-    for page in PAGES:
-        path = ROOT / page
-        old = path.read_text(encoding="utf-8")
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        old = page.read_text(encoding="utf-8")
         new = filled(old)
         if new != old:
-            stale.append(page)
-            if "--check" not in arguments:
-                path.write_text(new, encoding="utf-8")
+            stale.append(str(page.relative_to(ROOT)))
+            if not check:
+                page.write_text(new, encoding="utf-8")
     if stale:
-        print(("out of date: " if "--check" in arguments else "filled: ") + ", ".join(stale))
-    return 1 if stale and "--check" in arguments else 0
+        print("out of date:" if check else "filled:", ", ".join(stale))
+    return 1 if stale and check else 0
 
 
 if __name__ == "__main__":

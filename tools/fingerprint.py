@@ -32,7 +32,7 @@ FILE = Path(__file__).with_suffix(".json")
 
 
 def digest(value: Any) -> str:
-    """Hash tensors by type, shape and bytes, lists by their elements, sets in any order, everything else by its JSON."""
+    """Hash tensors by type, shape and bytes, lists by element, sets in any order, everything else as JSON."""
     if isinstance(value, list | tuple | set):
         elements = map(digest, value)
         content = " ".join(sorted(elements) if isinstance(value, set) else elements).encode()

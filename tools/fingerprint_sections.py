@@ -24,9 +24,9 @@ Entries = Iterator[tuple[str, Callable[[], Parts]]]
 
 def huggingface_batch(model: Any, inputs: dict[str, Tensor]) -> unforced.Batch:
     """The only thing here that the package does not offer at its top: change this function when it moves."""
-    from unforced.huggingface.batches import batch
+    from unforced.huggingface.batches import make_batch
 
-    return batch(model, **inputs)
+    return make_batch(model, **inputs)
 
 
 # ---- data and models ----
@@ -81,7 +81,7 @@ def fitted_task(name: str) -> tuple[unforced.FittedTask, list[unforced.Example]]
 
 
 def build(group: str, kind: str, seed: int = 3) -> tuple[nn.Module, unforced.Batch, Any, list[Any]]:
-    """A network in training mode, a batch of ragged lengths, and the task and examples that objectives are fitted to."""
+    """A network in training mode, a batch of ragged lengths, and the task and examples to fit objectives to."""
     fields = dict(cases()[group][kind])
     data, rng = fields.pop("data"), torch.Generator().manual_seed(1)
     task, examples = fitted_task(data if data in cases()["tasks"] else "pairs")
@@ -352,7 +352,8 @@ def huggingface() -> Entries:
 
 # ---- section metrics_tasks ----
 
-LIKELIHOODS = [(2.5, 3, 1.5, 2.25), (1.0, 1, -0.5, 0.25), (7.25, 5, 4.0, 6.5)]  # −log p, tokens, Σ log Z, Σ (log Z)²
+# −log p, tokens, Σ log Z, Σ (log Z)²
+LIKELIHOODS = [(2.5, 3, 1.5, 2.25), (1.0, 1, -0.5, 0.25), (7.25, 5, 4.0, 6.5)]
 
 
 def metric_parts(task: Any, examples: list[unforced.Example]) -> Parts:

@@ -1,10 +1,10 @@
-"""Settings of a recipe's variant, chosen on development data: train each of a small grid, and say which was best.
+"""Train a variant with every combination of some settings, and rank them by development scores.
 
     python tools/grid.py RECIPE VARIANT RUNS --try KEY VALUE... [--try KEY VALUE...] [--seed N] [--output TABLE]
 
-Keys and values are those of ``unforced train``. RUNS is the root of ``unforced compare``: variants that the chosen one builds on
-must have been trained there. Runs go to RUNS/RECIPE/grid; finished ones are kept and interrupted ones continued. All that lie there
-are in the table, results/tuning_RECIPE.md unless another is named, by their best development scores. Test data are never read.
+Keys and values are those of ``unforced train``. RUNS is the root of ``unforced compare``, which must have trained the variants
+that this one needs. Runs go to RUNS/RECIPE/grid; finished ones are kept and interrupted ones continued. The table has all
+runs in that folder; it goes to results/tuning_RECIPE.md by default. Test data are never read.
 """
 
 import argparse
@@ -17,57 +17,56 @@ from typing import Any
 
 from unforced import api
 from unforced.errors import InputError
+from unforced.experiments.runs import flatten
 from unforced.recipes import earlier
 from unforced.recipes.recipe import BODY, Recipe, load
-from unforced.reports.runs import flatten
 from unforced.training.run_folder import RunFolder
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
 def grid(tried: Sequence[Sequence[str]]) -> Iterator[tuple[str, ...]]:
-    """Every combination of the values, as ``key=value``."""
+    """Return every combination of the values, as ``key=value``."""
     return itertools.product(*([f"{key}={value}" for value in values] for key, *values in tried))
 
 
-def train(recipe: str, variant: str, folder: Path, changes: Sequence[str], seed: int) -> None:
-    """One setting, to its end."""
+def train_setting(recipe: str, variant: str, folder: Path, changes: Sequence[str], seed: int) -> None:
+    """Train one setting, or continue it."""
     single = earlier.placed(load(recipe, changes, variant, seed).single(), folder, seed)
     label = hashlib.sha256("\n".join([*sorted(changes), str(seed)]).encode()).hexdigest()[:10]
     run = folder / "grid" / f"{variant}-{label}"
-    if RunFolder(run).exists() and RunFolder(run).finished() is not None:
+    if RunFolder(run).finished() is not None:
         return
     api.train(single, run=run, resume=run.is_dir() and any(run.iterdir()))
 
 
 def settings(recipe: Recipe) -> dict[str, Any]:
+    """Return the settings of a recipe with dotted keys."""
     return flatten({key: value for key, value in recipe.to_data().items() if key in BODY})
 
 
 def varied(found: Sequence[dict[str, Any]]) -> list[str]:
-    """The keys that not all settings agree in."""
+    """Return the keys whose values differ."""
     keys = dict.fromkeys(key for each in found for key in each)
     return [key for key in keys if any(each.get(key) != found[0].get(key) for each in found)]
 
 
 def table(recipe: Recipe, folder: Path) -> str:
-    """Variants in the recipe's order, the settings of each from the best to the worst; what all share is not said."""
+    """Return the settings of each variant from best to worst, without what they share."""
     metric = recipe.task.metrics()[0]
     lines = [f"| variant | settings | seed | {metric.name} (dev) | at update |", "| --- | --- | ---: | ---: | ---: |"]
     for variant in recipe.variants:
         own = settings(recipe.single(variant.name))
         runs = [RunFolder(path) for path in sorted((folder / "grid").glob(f"{variant.name}-*"))]
-        ended = [
-            (best, load(run.path)) for run in runs if run.finished() is not None and (best := run.best()) is not None
-        ]
-        ended = [(best, made) for best, made in ended if made.baseline == variant.name]
-        found = [own, *(settings(made) for _, made in ended)]
-        keys = [key for key in varied(found) if not str(own.get(key)).startswith(earlier.VARIANT)]
+        ended = [(best, load(run.path)) for run in runs if run.finished() and (best := run.best()) is not None]
+        ended = [(best, trained) for best, trained in ended if trained.baseline == variant.name]
+        tables = [own, *(settings(trained) for _, trained in ended)]
+        keys = [key for key in varied(tables) if not str(own.get(key)).startswith(earlier.VARIANT)]
         ended.sort(key=lambda each: each[0]["score"], reverse=metric.higher_is_better)
-        for best, made in ended:
-            said = ", ".join(f"{key} = {value}" for key, value in settings(made).items() if key in keys)
-            score = f"{made.seeds[0]} | {best['score']:.2f} | {best['step']}"
-            lines.append(f"| {variant.name} | {said or 'as in the recipe'} | {score} |")
+        for best, trained in ended:
+            changes = ", ".join(f"{key} = {value}" for key, value in settings(trained).items() if key in keys)
+            score = f"{trained.seeds[0]} | {best['score']:.2f} | {best['step']}"
+            lines.append(f"| {variant.name} | {changes or 'as in the recipe'} | {score} |")
     return "\n".join(lines) + "\n"
 
 
@@ -85,7 +84,7 @@ def main() -> int:
     try:
         for changes in grid(words.tried):
             print(words.variant, *changes, file=sys.stderr)
-            train(words.recipe, words.variant, folder, changes, words.seed)
+            train_setting(words.recipe, words.variant, folder, changes, words.seed)
     except InputError as error:
         print(error, file=sys.stderr)
         return 2

@@ -1,10 +1,11 @@
-"""Whether log Z tells right histories from wrong ones: what a tagger's scores that are not normalised know, and log-probabilities don't.
+"""Measure whether log Z tells right histories of a tagger from wrong ones.
 
     python tools/log_z_histories.py RUN... [--split dev] [--output results/log_z_histories.md]
 
-RUN are run folders of taggers. Behind every gold history the gold tag meets its rival, the tag that the model likes best among the wrong ones.
-The table says how often the gold tag has the higher score, how log Z of the next step differs between the two, and how often the gold tag
-is ahead when that is added: raw scores of all continuations of a tag sum to just this, while log-probabilities of them sum to nothing new.
+RUN are run folders of taggers. After every reference history, the reference tag is compared with its rival, the wrong tag
+with the highest score. The table says how often the reference tag has the higher score, how log Z of the next step differs
+between the two, and how often the reference tag is ahead when this difference is added. Raw scores of all continuations of a
+tag sum to exactly this; log-probabilities of them sum to zero.
 """
 
 import argparse
@@ -25,7 +26,7 @@ ROWS = 128
 
 @torch.no_grad()
 def rivalry(model: Any, batch: Batch) -> Tensor:
-    """[N,2]: score of the gold tag less that of its rival, and log Z of the next step behind either; all tags but the last ones."""
+    """Return [N,2] differences of scores and of the next step's log Z between reference tag and rival, of all but last tags."""
     state, found, rival, margin = model.start(batch), [], None, None
     for t in range(batch.prefix.shape[1]):
         features, after = model.advance(state, model.embed(batch.prefix[:, t : t + 1]))
@@ -43,6 +44,7 @@ def rivalry(model: Any, batch: Batch) -> Tensor:
 
 
 def row(run: Path, split: Any) -> str:
+    """Return the line of a run in the table."""
     model, fitted = api.load(run)
     model.eval()
     encoded = [fitted.codec.encode(example) for example in fitted.task.read(split)]
@@ -55,7 +57,7 @@ def row(run: Path, split: Any) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Compare log Z behind right and wrong histories.")
+    parser = argparse.ArgumentParser(description="Compare log Z after right and wrong histories.")
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--split", choices=["train", "dev", "test"], default="dev")
     parser.add_argument("--output", type=Path, default=ROOT / "results" / "log_z_histories.md")
@@ -66,7 +68,7 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 2
     header = [
-        "| comparison | run | gold tag ahead, % | its log Z − its rival's, mean ± sd | ahead with log Z added, % | tags |",
+        "| comparison | run | reference tag ahead, % | its log Z − its rival's, mean ± sd | ahead with log Z added, % | tags |",
         "| --- | --- | ---: | ---: | ---: | ---: |",
     ]
     words.output.write_text("\n".join([*header, *rows, "", f"{words.split} data."]) + "\n", encoding="utf-8")

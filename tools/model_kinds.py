@@ -51,7 +51,7 @@ def table(found: dict[str, dict[str, str]]) -> str:
 
 def main() -> int:
     outcomes = Outcomes()
-    options = ["-q", "-p", "no:cacheprovider", "-k", "not table"]
+    options = ["-q", "-m", "", "-p", "no:cacheprovider", "-k", "not table"]
     code = pytest.main([*options, str(TESTS)], plugins=[outcomes])
     if code or outcomes.failed:
         print(f"not written: {', '.join(outcomes.failed) or 'the tests did not run'}")

@@ -3,7 +3,7 @@
     python tools/projection_figure.py RUNS
 
 RUNS is the folder in which ``unforced compare`` left the comparisons energy_projection and energy_projection_phonemes, or one of
-them. The picture goes to docs/projection.svg, a panel for each.
+them. The picture goes to docs/figures/projection.svg, a panel for each.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from unforced.experiments.comparison import Comparison, read_comparison
 from unforced.recipes.recipe import load
-from unforced.reports.figures import Line, Panel, draw
+from unforced.reports.figures import Line, Panel, draw_panels
 from unforced.tasks.synthetic import Synthetic
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -67,7 +67,7 @@ def main() -> int:
     parser.add_argument("runs", type=Path)
     runs = parser.parse_args().runs
     present = [name for name in TITLES if (runs / name / "comparison.json").is_file()]
-    draw([panel_of(runs / name) for name in present], ROOT / "docs" / "projection.svg")
+    draw_panels([panel_of(runs / name) for name in present], ROOT / "docs/figures/projection.svg")
     return 0
 
 

@@ -8,7 +8,7 @@ thesis, are translated by chains with the lengths that the model guesses. They s
 hardly ever accepted then: the random token that they would replace lies outside it, and can't come back.
 
 What each setting of the sampler came to is kept in FOLDER, so a study that was stopped goes on with the next one. Tables go to
-results/sampling_*.md, pictures to docs/sampling_*.svg.
+results/sampling_*.md, pictures to docs/figures/sampling_*.svg.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from unforced.energy.metropolis_hastings import MetropolisHastings
 from unforced.models.modes import evaluation_mode
 from unforced.ops.random_streams import generator
 from unforced.protocols import Sampler
-from unforced.reports.figures import Line, Panel, draw
+from unforced.reports.figures import Line, Panel, draw_panels
 from unforced.training.run_folder import replace_json
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -153,7 +153,7 @@ def picture(columns: dict[str, list[Setting]], keys: Sequence[str], found: dict[
                 x, y = zip(*found[setting.name][key])
                 lines.append(Line(label, x, y))
         panels.append(Panel(lines, "sweeps", SAYS[key]))
-    draw(panels, path)
+    draw_panels(panels, path)
 
 
 def main() -> int:
@@ -181,7 +181,7 @@ def main() -> int:
     for name, columns in TABLES.items():
         (ROOT / "results" / f"sampling_{name}.md").write_text(f"{table(columns, found)}\n{about}", encoding="utf-8")
     for name, keys in FIGURES.items():
-        picture(TABLES[name], keys, found, ROOT / "docs" / f"sampling_{name}.svg")
+        picture(TABLES[name], keys, found, ROOT / "docs" / "figures" / f"sampling_{name}.svg")
     return 0
 
 

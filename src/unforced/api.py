@@ -142,10 +142,10 @@ def fitted(objective: Objective, known: Any, examples: Iterable[Any] | None = No
     ``known`` is a Hugging Face model that `wrap` returned; ``examples`` are then items with ``labels`` or ``input_ids``.
     """
     if isinstance(known, WrappedModel):
-        from unforced.huggingface.codec import LabelledExamples, TokenizerVocabulary
+        from unforced.huggingface.codec import LabelledExamples
 
         items = () if examples is None else LabelledExamples(examples)
-        return fit_objective(objective, TokenizerVocabulary(known, known.tokenizer), items)
+        return fit_objective(objective, known.vocabulary, items)
     codec = _codec_of(known)
     if codec is None:
         raise InputError(
@@ -280,24 +280,30 @@ def compare(
     root: str | Path = RUNS,
     jobs: int = 1,
     quiet: bool = False,
+    table: bool = True,
     **options: Any,
 ) -> Any:
-    """Train every variant of the recipes with every seed below ``root``, ``jobs`` runs at a time, and compare them."""
+    """Train every variant of the recipes with every seed below ``root``, compare them and write a report.
+
+    With several ``jobs``, call this under ``if __name__ == "__main__":`` in scripts, as `multiprocessing` requires.
+    Other options are those of `unforced.experiments.compare.compare`; ``table`` prints the tables.
+    """
     from unforced.experiments.compare import compare as run_comparison
+    from unforced.reports.page import write_comparison_page
+    from unforced.reports.tables import print_comparison
 
     words = list(overrides)
     loaded = [recipes.load(source, words) for source in sources]
     if variants is not None:
         loaded = [recipe.only(variants) for recipe in loaded]
-    return run_comparison(loaded, Path(root), jobs=jobs, quiet=quiet, **options)
+    result = run_comparison(loaded, Path(root), jobs=jobs, quiet=quiet, publish=write_comparison_page, **options)
+    if table:
+        print_comparison(result)
+    return result
 
 
 def report(*runs: str | Path, output: str | Path = "report.html") -> Path:
-    """Write one offline page about run folders and return its path; a name in ``.md`` gets the tables only, as Markdown."""
-    from unforced.reports.page import check_output, write_report, write_tables
+    """Write one offline page about run folders, or only its tables if ``output`` ends in ``.md``; return its path."""
+    from unforced.reports.page import write_report
 
-    if Path(output).suffix not in (".html", ".htm", ".md"):
-        raise InputError(f"{output}: the name of a report must end in .html, or in .md for the tables only")
-    check_output(Path(output))
-    write = write_tables if Path(output).suffix == ".md" else write_report
-    return write([Path(run) for run in runs], Path(output))
+    return write_report([Path(run) for run in runs], Path(output))

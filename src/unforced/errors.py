@@ -1,7 +1,12 @@
-"""The one exception a user is meant to see."""
+"""The exception and the warnings meant for users."""
 
 import difflib
-from collections.abc import Iterable
+import sys
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 
 class InputError(Exception):
@@ -25,3 +30,19 @@ def nearest(word: str, known: Iterable[str]) -> str:
     if close:
         return f'did you mean "{lower[close[0]]}"?'
     return f"there are: {', '.join(words)}" if words else "there are none"
+
+
+@contextmanager
+def plain_warnings() -> Iterator[None]:
+    """Print this library's own warnings as sentences, without the line of code that they come from."""
+    package, show = Path(__file__).parent, warnings.showwarning
+
+    def say(message: Warning | str, category: type[Warning], filename: str, *place: Any) -> None:
+        if category is UserWarning and Path(filename).is_relative_to(package):
+            print(f"unforced: warning: {message}", file=sys.stderr)
+        else:
+            show(message, category, filename, *place)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = say
+        yield

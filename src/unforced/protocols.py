@@ -5,7 +5,7 @@ that a class may define on top of its main protocol; the library asks ``isinstan
 
 | main protocol      | optional members (in the protocol of that name)                                                 |
 |--------------------|--------------------------------------------------------------------------------------------------|
-| `StepDecoder`      | `stepping` (`SupportsStepping`), `advance_at` (`SupportsAdvanceAt`)                              |
+| `StepDecoder`      | `advance_at` (`SupportsAdvanceAt`)                                                               |
 | `MaskedModel`      | `features` (`SupportsFeatures`), `features_at` (`SupportsFeaturesAt`), `encoded`                 |
 |                    | (`SupportsEncoding`), `conditional_scores` (`SupportsConditionals`), `length_scores`             |
 |                    | (`SupportsLengths`), `log_z` (`SupportsLogZ`)                                                    |
@@ -23,7 +23,6 @@ that a class may define on top of its main protocol; the library asks ``isinstan
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
@@ -78,15 +77,6 @@ class StepDecoder(Protocol):
 
     def score(self, features: Tensor) -> Tensor:
         """Project features [...,H] to unnormalised scores [...,V]."""
-        ...
-
-
-@runtime_checkable
-class SupportsStepping(Protocol):
-    """Optional for a `StepDecoder`: a faster mode for many single steps with gradients."""
-
-    def stepping(self) -> AbstractContextManager[None]:
-        """Enter the mode; results are the same as without, and nested use has no effect."""
         ...
 
 

@@ -53,7 +53,7 @@ REGISTRY: dict[str, dict[str, str]] = {
         "greedy": "unforced.decoding.greedy:Greedy",
         "sample": "unforced.decoding.sampling:Sample",
         "beam": "unforced.decoding.beam:Beam",
-        "soft_beam": "unforced.decoding.soft_beam:SoftBeam",
+        "soft_beam": "unforced.decoding.soft_beam:SoftBeamSearch",
         "gold_history": "unforced.decoding.gold_history:GoldHistory",
         "mask_predict": "unforced.energy.mask_predict:MaskPredict",
         "chain": "unforced.energy.chain:Chain",

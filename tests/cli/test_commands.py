@@ -17,7 +17,7 @@ from unforced.cli import main
 from unforced.errors import InputError
 from unforced.recipes.recipe import builtin, load
 from unforced.registry import REGISTRY
-from unforced.reports.tables import table
+from unforced.reports.tables import print_table
 
 
 def unforced(*words: str, code: str = "from unforced.cli import main; import sys; sys.exit(main())", **options):
@@ -107,9 +107,8 @@ def test_own_warnings_are_sentences(capsys: pytest.CaptureFixture[str], monkeypa
         warnings.warn_explicit("mind the step", UserWarning, "elsewhere.py", 4)
         return 0
 
-    before = warnings.showwarning
     monkeypatch.setattr(cli, "app", warn)
-    monkeypatch.setattr(cli, "_SHOWN", lambda *parts: print(*parts[:4], file=sys.stderr))
+    monkeypatch.setattr(warnings, "showwarning", before := lambda *parts: print(*parts[:4], file=sys.stderr))
     assert main([]) == 0
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "unforced: warning: mind the gap"
@@ -169,7 +168,7 @@ def test_data(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: p
 
 def test_tables_on_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    table(("name", "what"), [("a", "[bold]b[/bold]")])
+    print_table(("name", "what"), [("a", "[bold]b[/bold]")])
     out = capsys.readouterr().out
     assert "name" in out
     assert "[bold]b[/bold]" in out  # what comes from data is never markup

@@ -186,9 +186,9 @@ def test_default_limits_come_from_each_rows_own_source():
 
 
 def test_wrong_lengths_and_fields_are_refused():
-    with pytest.raises(InputError, match=r"need Batch\.length"):
+    with pytest.raises(InputError, match=r"set Batch\.length"):
         Greedy()(toy(1), replace(make_batch(SOURCES, FIXED), length=None))
-    with pytest.raises(InputError, match="length is fixed"):
+    with pytest.raises(InputError, match="fixes the length"):
         Greedy(max_length=3)(toy(1), make_batch(SOURCES, FIXED))
     for wrong in (lambda: Greedy(min_length=5, max_length=4), lambda: Beam(2, nbest=3)):
         with pytest.raises(InputError):

@@ -9,7 +9,7 @@ from small_models import FIXED, SOURCES, lstm, make_batch, toy
 from torch import Tensor
 
 from unforced.decoding import Beam
-from unforced.decoding.search import Found, HardMove, Record, Selection, follow, hypotheses, search
+from unforced.decoding.search import HardMove, Nodes, SearchResult, Selection, follow, hypotheses, search
 from unforced.models.transformer import Transformer
 from unforced.ops import state_rows
 from unforced.types import DecoderState, Sizes
@@ -57,7 +57,7 @@ class SoftTopK:
         costs = (weights * wrong).sum(dim=2) + (pointers @ memory.costs[:, :k].unsqueeze(2)).squeeze(2)
         totals = (p.flatten(2) * s.unsqueeze(1)).sum(dim=2)
         best = p.detach().flatten(2).argmax(dim=2)
-        record = Record(best % v, best // v)
+        record = Nodes(best % v, best // v)
         running = torch.ones(b, dtype=torch.bool)
         return Selection(SoftMemory(totals, costs, memory.gold), SoftMove(weights, pointers), record, running)
 
@@ -109,11 +109,11 @@ def test_a_move_that_keeps_the_order_copies_nothing():
 def test_following_a_trace_by_hand():
     everyone, second = torch.tensor([0, 1]), torch.tensor([1])
     trace = [
-        (everyone, Record(torch.tensor([[10, 11], [12, 13]]), torch.tensor([[0, 0], [0, 0]]))),
-        (everyone, Record(torch.tensor([[20, 21], [22, 23]]), torch.tensor([[1, 0], [1, 1]]))),
-        (second, Record(torch.tensor([[30, 31]]), torch.tensor([[1, 0]]))),
+        (everyone, Nodes(torch.tensor([[10, 11], [12, 13]]), torch.tensor([[0, 0], [0, 0]]))),
+        (everyone, Nodes(torch.tensor([[20, 21], [22, 23]]), torch.tensor([[1, 0], [1, 1]]))),
+        (second, Nodes(torch.tensor([[30, 31]]), torch.tensor([[1, 0]]))),
     ]
-    found = Found(None, trace, 2, 1)
+    found = SearchResult(None, trace, 2, 1)
     ends, nodes = torch.tensor([[1, 0, -1], [2, 2, 1]]), torch.tensor([[0, 1, 0], [0, 1, 0]])
     assert follow(found, ends, nodes, 0).tolist() == [
         [[11, 20, 0], [11, 0, 0], [0, 0, 0]],

@@ -32,7 +32,7 @@ def test_behind_its_own_output_a_model_says_what_it_said(build, symbols):
 
 
 def test_without_answers_there_is_nothing_to_measure():
-    with pytest.raises(InputError, match="there are none"):
+    with pytest.raises(InputError, match="this batch has none"):
         GoldHistory()(toy(1), make_batch(SOURCES))
 
 

@@ -7,16 +7,29 @@ from small_models import ENDED, FIXED, SOURCES, lstm, make_batch, toy
 from unforced.decoding import soft_beam as soft_top_file
 from unforced.decoding.beam import Beam
 from unforced.decoding.search import Constraints, HardMove, limits, search, step
-from unforced.decoding.soft_beam import Offer, SoftBeam, SoftTop, all_of, among, best_of, soft_top, truncated_soft_top_k
+from unforced.decoding.soft_beam import (
+    Continuations,
+    SoftBeamSearch,
+    SoftTop,
+    all_candidates,
+    best_candidates,
+    mixtures,
+    soft_top,
+)
 from unforced.errors import InputError
 from unforced.models.transformer import Transformer
 from unforced.objectives import soft_beam as objectives
 from unforced.objectives.costs import Hamming
 from unforced.ops import state_rows
-from unforced.ops.relaxations import soft_top_k
 from unforced.types import Batch, Progress, Sizes
 
 HARD = 1e13  # α at which a gap of 3e-6 between two scores decides
+
+
+def soft_top_k(scores, k, alpha):
+    """The relaxed selection of the k best of scores [...,N] (CRB Algorithm 2): weights [...,k,N]."""
+    distances = -alpha * (scores.unsqueeze(-2) - scores.topk(k).values.unsqueeze(-1)).square()
+    return distances.softmax(dim=-1)
 
 
 def transformer(seed: int, vocabulary: int = 5) -> torch.nn.Module:
@@ -73,7 +86,7 @@ def test_with_large_alpha_it_is_beam_search(build, symbols, kind, k, vocabulary)
         costs = ((tokens != prepared.unsqueeze(1)) & counted.unsqueeze(1)).sum(dim=2).double()
         torch.testing.assert_close(memory.costs[there], costs[there], rtol=1e-6, atol=1e-6)
 
-        decoded = SoftBeam(k, HARD, kind, keep=None, max_length=more_steps(batch))(model, batch)
+        decoded = SoftBeamSearch(k, HARD, kind, keep=None, max_length=more_steps(batch))(model, batch)
         assert decoded.ids(symbols) == expected.ids(symbols)
         assert decoded.lengths[:, 0].tolist() == expected.lengths[:, 0].tolist()
 
@@ -141,7 +154,7 @@ def test_smooth_decoding_may_find_other_outputs(build, symbols):
     batch, same = make_batch(SOURCES, symbols), []
     for seed in range(12):
         model = build(seed, 7)
-        smooth = SoftBeam(3, 0.05, keep=None, max_length=more_steps(batch))(model, batch)
+        smooth = SoftBeamSearch(3, 0.05, keep=None, max_length=more_steps(batch))(model, batch)
         same.append(smooth.ids(symbols) == hard(model, batch, 3).ids(symbols))
     assert not all(same)
 
@@ -155,7 +168,7 @@ def test_a_local_model_stays_normalised():
     assert (memory.ended.exp() > 0.01).any()
     scores = torch.randn(len(SOURCES), 3, 7).double()
     scores[:, :, [0, 1]] = -torch.inf  # what is never emitted has no part in it
-    offered = all_of(selector.offer(3, scores, memory, None)).scores
+    offered = all_candidates(selector.continuations(3, scores, memory, None)).scores
     torch.testing.assert_close(offered.logsumexp(dim=1), memory.scores.logsumexp(dim=1))
 
 
@@ -185,9 +198,9 @@ def test_all_candidates_weigh_what_the_definition_says(alpha, extra):
     b, k, v = 3, 2, 6
     so_far, scores = torch.randn(b, k, dtype=torch.float64), torch.randn(b, k, v, dtype=torch.float64)
     costs = torch.rand(b, v, dtype=torch.float64) if extra else None
-    offer = Offer(so_far, torch.ones(b, k, dtype=torch.bool), scores, costs, torch.tensor([], dtype=torch.long))
+    offer = Continuations(so_far, torch.ones(b, k, dtype=torch.bool), scores, costs, torch.tensor([], dtype=torch.long))
     table = so_far.unsqueeze(2) + scores + (0 if costs is None else costs.unsqueeze(1))
-    chosen = among(all_of(offer), 3, alpha)
+    chosen = mixtures(all_candidates(offer), 3, alpha)
     torch.testing.assert_close(chosen.log_weights.exp(), soft_top_k(table.flatten(1), 3, alpha))
     assert chosen.bound.tolist() == [0.0] * b
 
@@ -198,11 +211,11 @@ def test_what_is_left_out_stays_under_the_bound(alpha, spread):
     torch.manual_seed(1)
     b, k, v = 4, 3, 500
     so_far, scores = torch.randn(b, k).double(), spread * torch.randn(b, k, v).double()
-    offer = Offer(so_far, torch.ones(b, k, dtype=torch.bool), scores, None, torch.tensor([0]))
+    offer = Continuations(so_far, torch.ones(b, k, dtype=torch.bool), scores, None, torch.tensor([0]))
     ranked = scores.index_fill(2, torch.tensor([0]), -torch.inf)
-    whole = among(all_of(offer), k, alpha).log_weights.exp()
+    whole = mixtures(all_candidates(offer), k, alpha).log_weights.exp()
     for keep in (4, 30, 300):
-        chosen = among(best_of(offer, ranked, keep), k, alpha)
+        chosen = mixtures(best_candidates(offer, ranked, keep), k, alpha)
         kept = chosen.candidates.parents * v + chosen.candidates.tokens
         left_out = 1 - whole.gather(2, kept.unsqueeze(1).expand(-1, k, -1)).sum(dim=2)
         assert (left_out <= chosen.bound.unsqueeze(1) + 1e-12).all()
@@ -215,7 +228,7 @@ def test_the_number_kept_grows_till_the_bound_holds():
     zeros = torch.zeros(2, 3).double()
 
     def kept(scores, tolerance):
-        chosen = soft_top(Offer(zeros, runs, scores, None, none), 3, 1.0, 16, tolerance)
+        chosen = soft_top(Continuations(zeros, runs, scores, None, none), 3, 1.0, 16, tolerance)
         assert float(chosen.bound.max()) <= tolerance
         return chosen.candidates.scores.shape[1]
 
@@ -228,7 +241,7 @@ def test_the_number_kept_grows_till_the_bound_holds():
 @SYMBOLS
 def test_batch_mates_and_padding_change_nothing(build, symbols):
     model = build(4, 7)
-    decoder = SoftBeam(3, 2.0, max_length=more_steps(make_batch(SOURCES, symbols)))
+    decoder = SoftBeamSearch(3, 2.0, max_length=more_steps(make_batch(SOURCES, symbols)))
     together = decoder(model, make_batch(SOURCES, symbols, width=6))
     for row, source in enumerate(SOURCES):
         alone = decoder(model, make_batch([source], symbols))
@@ -242,7 +255,7 @@ def test_min_length_holds_and_outputs_end_at_the_first_end():
     model = lstm(3, 6)
     batch = make_batch(SOURCES)
     for alpha in (0.5, 5.0, HARD):
-        found = SoftBeam(4, alpha, min_length=3, max_length=7)(model, batch)
+        found = SoftBeamSearch(4, alpha, min_length=3, max_length=7)(model, batch)
         assert (found.lengths >= 3).all()
         assert all(len(ids) <= 7 and not {0, 1, 2} & set(ids) for ids in found.ids(ENDED))
 
@@ -252,45 +265,39 @@ def test_scores_that_are_no_numbers_are_reported():
     with torch.no_grad():
         model.projection[3] = float("nan")
     with pytest.raises(InputError, match="NaN or infinite"):
-        SoftBeam()(model, make_batch(SOURCES))
+        SoftBeamSearch()(model, make_batch(SOURCES))
 
 
 def test_padding_must_not_be_the_end():
     batch = make_batch(SOURCES, ENDED._replace(pad=2))
-    with pytest.raises(InputError, match="needs a padding symbol of its own"):
-        SoftBeam()(lstm(1), batch)
-    with pytest.raises(InputError, match="needs a padding symbol of its own"):
+    with pytest.raises(InputError, match="needs separate ids for padding"):
+        SoftBeamSearch()(lstm(1), batch)
+    with pytest.raises(InputError, match="needs separate ids for padding"):
         objectives.SoftBeam()(lstm(1), batch, progress=Progress(), rng=torch.Generator())
 
 
 @pytest.mark.parametrize("alpha", [0.05, 1.0, 20.0])
 @pytest.mark.parametrize("spread", [0.5, 8.0])
-def test_the_truncated_form_alone_is_the_full_one_up_to_its_bound(alpha, spread):
-    """Values and gradients; flat scores need more than ``keep``, or all of them."""
+def test_truncated_mixtures_equal_full_ones_up_to_their_bound(alpha, spread):
+    """Values and gradients; flat scores need more than ``keep`` candidates, or all of them."""
     torch.manual_seed(0)
-    scores = (spread * torch.randn(2, 3, 400, dtype=torch.float64)).requires_grad_()
-    full = soft_top_k(scores, 3, alpha)
-    found = truncated_soft_top_k(scores, 3, alpha, keep=6, tolerance=1e-7)
-    assert found.bound.shape == (2, 3)
+    scores = (spread * torch.randn(6, 1, 400, dtype=torch.float64)).requires_grad_()
+    full = soft_top_k(scores.squeeze(1), 3, alpha)
+    zeros, nothing = torch.zeros(6, 1, dtype=torch.float64), torch.zeros(0, dtype=torch.long)
+    found = soft_top(Continuations(zeros, zeros == 0, scores, None, nothing), 3, alpha, 6, 1e-7)
     assert float(found.bound.max()) <= 1e-7
-    few = found.indices.unsqueeze(-2).expand_as(found.weights)
-    spread_out = torch.zeros_like(full).scatter(-1, few, found.weights)
+    tokens = found.candidates.tokens
+    tokens = torch.arange(400).expand(6, 400) if tokens is None else tokens
+    spread_out = torch.zeros_like(full).scatter(
+        -1, tokens.unsqueeze(1).expand_as(found.log_weights), found.log_weights.exp()
+    )
     torch.testing.assert_close(spread_out, full, rtol=0, atol=2e-7)
     values = torch.randn(400, dtype=torch.float64)
     want = torch.autograd.grad((full @ values).square().sum(), scores)[0]
     got = torch.autograd.grad((spread_out @ values).square().sum(), scores)[0]
     torch.testing.assert_close(got, want, rtol=0, atol=1e-5 * float(want.abs().max()))
     if alpha == 20.0 and spread == 8.0:
-        assert found.indices.shape[-1] < 100  # else nothing was truncated
-
-
-@pytest.mark.parametrize("spread", [0.1, 50.0])
-def test_the_truncated_form_keeps_the_type_of_its_scores(spread):
-    """However many are weighed: in double precision up to some number, as scores are above it."""
-    found = truncated_soft_top_k(spread * torch.linspace(0, 1, 20_000), 2, alpha=1.0)
-    assert (found.weights.dtype, found.bound.dtype) == (torch.float32, torch.float32)
-    none = truncated_soft_top_k(torch.zeros(0, 20), 2, alpha=1.0)
-    assert none.weights.shape == (0, 2, 20)
+        assert tokens.shape[-1] < 100  # else nothing was truncated
 
 
 @pytest.mark.parametrize("kind", ["local", "global"])
@@ -323,9 +330,3 @@ def test_by_scores_as_they_are_what_has_all_but_ended_may_come_back():
         found = selector.select(0, scores, memory, None)
         assert -69 < float(found.memory.running.max()) < -14
         assert found.running.tolist() == [goes_on] * len(batch)
-
-
-def test_the_truncated_form_refuses_what_it_cannot_do():
-    for k, fields in ((0, {}), (5, {}), (1, {"keep": 0}), (1, {"tolerance": float("nan")})):
-        with pytest.raises(InputError):
-            truncated_soft_top_k(torch.zeros(4), k, 1.0, **fields)

@@ -21,8 +21,8 @@ def rng(seed: int = 3) -> torch.Generator:
 class Guessing(TableModel):
     """It holds one length likeliest for all."""
 
-    def lengths(self, batch: Batch, count: int) -> Tensor:
-        return torch.tensor([[3, 2][:count]] * len(batch))
+    def length_scores(self, batch: Batch) -> Tensor:
+        return torch.tensor([[0.0, 1.0, 2.0]] * len(batch))
 
 
 @pytest.mark.parametrize("kernel", [MetropolisHastings(energy="raw", block=2), Gibbs(temperature=0.5)], ids=repr)
@@ -78,7 +78,7 @@ def test_complaints() -> None:
     batch = ended([[3, 4]], [[1]])
     with pytest.raises(InputError, match="random generator"):
         Chain()(Guessing(7), batch)
-    with pytest.raises(InputError, match="needs a model with lengths"):
+    with pytest.raises(InputError, match="needs a model with length_scores"):
         Chain()(TableModel(7), batch, rng=rng())
     for wrong in ({"output": "lowest"}, {"chains": 2}):
         with pytest.raises(InputError, match="cannot rank states or chains"):

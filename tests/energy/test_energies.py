@@ -268,7 +268,7 @@ def test_bad_input_is_named() -> None:
 def test_hugging_face_models_keep_their_special_tokens() -> None:
     """Sentences of different length, with what stands before and behind them: the same as each by itself."""
     transformers = pytest.importorskip("transformers")
-    from unforced.huggingface.batches import batch as make_batch
+    from unforced.huggingface.batches import make_batch
     from unforced.huggingface.wrap import wrap
 
     torch.manual_seed(1)

@@ -43,7 +43,7 @@ def test_lines_have_the_scores_of_the_variants(tmp_path: Path, tool: Callable[..
         true = HMM(emissions="low").surprise("test")
         assert levels == ([(true, true)] if name == "energy_projection" else [])
     assert figure.main() == 0
-    assert "<svg" in (tmp_path / "docs/projection.svg").read_text()
+    assert "<svg" in (tmp_path / "docs/figures/projection.svg").read_text()
 
 
 def test_the_table_has_a_row_for_each_size(tmp_path: Path, tool: Callable[..., Any]) -> None:

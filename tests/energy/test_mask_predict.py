@@ -64,9 +64,11 @@ def test_refining_changes_something() -> None:
 class Sized(TableModel):
     """A table that also has an opinion on lengths."""
 
-    def lengths(self, batch: Batch, n: int) -> Tensor:
+    def length_scores(self, batch: Batch) -> Tensor:
+        """The length of the source is the most probable one, then those after it."""
         assert batch.source_mask is not None
-        return batch.source_mask.sum(dim=1, keepdim=True) + torch.arange(n)
+        lengths = torch.arange(1, 13)
+        return torch.where(lengths < batch.source_mask.sum(dim=1, keepdim=True), -100, -lengths)
 
 
 def test_the_decoder_takes_the_best_of_the_lengths_the_model_names() -> None:
@@ -110,7 +112,7 @@ def test_a_conditional_model() -> None:
     assert model.training
     assert not found.scores.requires_grad
     model.eval()
-    lengths = model.lengths(batch, 2)
+    lengths = model.length_scores(batch).topk(2).indices + 1
     for b in range(4):
         tried = []
         for n in lengths[b].tolist():
@@ -144,7 +146,7 @@ def test_random_starts_are_allowed_and_differ() -> None:
 
 def test_bad_input_is_named() -> None:
     batch = ended([[3]], [[1]])
-    with pytest.raises(InputError, match="needs a model with lengths"):
+    with pytest.raises(InputError, match="needs a model with length_scores"):
         MaskPredict()(TableModel(7), batch)
     with pytest.raises(InputError, match="needs a model with scores"):
         MaskPredict()(object(), batch)

@@ -267,7 +267,7 @@ def test_sources_from_lines(root: Path, tmp_path: Path, monkeypatch, capsys) -> 
     rows = samples(folder)
     assert {(row["example"], row["chain"]) for row in rows} == {(0, 0), (0, 1), (1, 0), (1, 1)}
     reader = open_model(model)
-    guessed = reader.model.lengths(reader.sources(["ab", "bbb"]), 1).squeeze(1).tolist()
+    guessed = (reader.model.length_scores(reader.sources(["ab", "bbb"])).argmax(dim=1) + 1).tolist()
     assert {(row["example"], len(row["output"].split())) for row in rows} == set(enumerate(guessed))
     feed(monkeypatch, "ab\nbbb\n")
     assert main([*words, "-o", str(tmp_path / "two"), "--length", "2", "--examples", "1"]) == 0

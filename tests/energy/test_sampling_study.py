@@ -25,7 +25,7 @@ def test_tables_and_pictures(tool: Callable[..., Any], tmp_path: Path, monkeypat
     assert all(share == 1.0 for _, share in gibbs["acceptance"])
     assert [sweep for sweep, _ in gibbs["score"]] == [2, 3]
     for name in ("plain", "block", "anneal"):
-        assert "<svg" in (tmp_path / f"docs/sampling_{name}.svg").read_text()
+        assert "<svg" in (tmp_path / f"docs/figures/sampling_{name}.svg").read_text()
     reader = study.open_model(run)
     for start in ("greedy", "random"):
         found = study.measure(reader, study.Setting("gibbs"), 1, 2, start)

@@ -193,29 +193,27 @@ def bare_models() -> dict[str, Callable[[], Any]]:
 
 @pytest.mark.parametrize("name", ["bert", "roberta", "distilbert", "modernbert", "electra", "albert", "deberta"])
 def test_only_masked_positions_of_hugging_face_models_are_projected(name: str) -> None:
-    from unforced.huggingface.batches import batch as batch_of
-    from unforced.huggingface.masked import SplitMasked, split
+    from unforced.huggingface.batches import make_batch
     from unforced.huggingface.wrap import wrap
 
     torch.manual_seed(1)
     bare = bare_models()[name]().train()
     for parameter in bare.parameters():
         parameter.data.add_(0.2 * torch.randn_like(parameter))
-    model = wrap(bare, mask=3)
-    apart = split(model)
-    assert isinstance(apart, SplitMasked)
+    model, whole = wrap(bare, mask=3), wrap(bare, mask=3)
+    assert model.body
+    whole.body = ""
     assert bare.training
     ids = torch.randint(4, 17, (3, 7), generator=torch.Generator().manual_seed(2))
     there = torch.ones_like(ids)
     there[1, 4:] = there[2, 6:] = 0
-    batch = batch_of(model, ids.masked_fill(there == 0, 0), there)
-    plain, quick = pseudo_log_likelihood(model, batch), pseudo_log_likelihood(apart, batch)
+    batch = make_batch(model, ids.masked_fill(there == 0, 0), there)
+    plain, quick = pseudo_log_likelihood(whole, batch), pseudo_log_likelihood(model, batch)
     torch.testing.assert_close(quick, plain, rtol=0, atol=1e-4)
     assert int((plain != 0).sum()) == int(there.sum())
 
 
 def test_a_model_that_cannot_be_taken_apart_stays_whole() -> None:
-    from unforced.huggingface.masked import SplitMasked, split
     from unforced.huggingface.wrap import wrap
 
     tf = pytest.importorskip("transformers")
@@ -230,4 +228,4 @@ def test_a_model_that_cannot_be_taken_apart_stays_whole() -> None:
 
     sizes = {"vocab_size": 17, "hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2}
     model = wrap(Scaled(tf.BertConfig(**sizes, num_hidden_layers=1, pad_token_id=0)), mask=3)
-    assert not isinstance(split(model), SplitMasked)
+    assert not model.body

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from unforced.huggingface.batches import batch
+from unforced.huggingface.batches import make_batch
 from unforced.huggingface.wrap import wrap
 from unforced.types import Batch
 
@@ -182,6 +182,12 @@ MASKED = {
 DECODERS = {**ENCODER_DECODERS, **CAUSAL}
 
 
+def fast(cases: Any, *few: Any) -> list[Any]:
+    """Parameters of a test, all marked slow but a few (by default T5, GPT-2 and BERT)."""
+    few = few or ("t5", "gpt2", "bert")
+    return [pytest.param(case, marks=() if case in few else pytest.mark.slow, id=str(case)) for case in cases]
+
+
 def tokens(shape: tuple[int, int], seed: int) -> Tensor:
     return torch.randint(4, V, shape, generator=torch.Generator().manual_seed(seed))
 
@@ -206,7 +212,7 @@ def collated(case_name: str, seed: int = 0, left: bool = False) -> dict[str, Ten
 
 
 def batch_for(case_name: str, model: Any, seed: int = 0) -> Batch:
-    return batch(model, **collated(case_name, seed))
+    return make_batch(model, **collated(case_name, seed))
 
 
 def features(model: Any, made: Batch) -> Tensor:

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 import torch
-from hf_cases import CAUSAL, DECODERS, ENCODER_DECODERS, collated, features, tokens
+from hf_cases import CAUSAL, DECODERS, ENCODER_DECODERS, collated, fast, features, tokens
 
 from unforced.decoding import Beam, Greedy
 from unforced.errors import InputError
-from unforced.huggingface.batches import batch
+from unforced.huggingface.batches import make_batch
 from unforced.huggingface.wrap import wrap
 from unforced.objectives.cross_entropy import CrossEntropy
 from unforced.types import Batch, Progress
@@ -22,11 +22,11 @@ def agree(a: torch.Tensor, b: torch.Tensor) -> None:
     torch.testing.assert_close(a.double(), b.double(), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("seed", [0, 10])
+@pytest.mark.parametrize("seed", fast([0, 10], 0))
 @pytest.mark.parametrize("name", DECODERS)
 def test_cross_entropy_is_the_models_own_loss(name: str, seed: int) -> None:
     model, data = DECODERS[name].wrapped(seed), collated(name, seed)
-    ours, theirs = loss(model, batch(model, **data)), model.model(**data).loss
+    ours, theirs = loss(model, make_batch(model, **data)), model.model(**data).loss
     agree(ours, theirs)
     learnt = [p for p in model.parameters() if p.requires_grad]
     mine, others = (torch.autograd.grad(value, learnt, allow_unused=True) for value in (ours, theirs))
@@ -36,10 +36,10 @@ def test_cross_entropy_is_the_models_own_loss(name: str, seed: int) -> None:
             torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", CAUSAL)
+@pytest.mark.parametrize("name", fast(CAUSAL))
 def test_prompts_may_be_padded_on_either_side(name: str) -> None:
     model = CAUSAL[name].wrapped()
-    right, left = (batch(model, **collated(name, 3, left=side)) for side in (False, True))
+    right, left = (make_batch(model, **collated(name, 3, left=side)) for side in (False, True))
     assert torch.equal(right.gold, left.gold)
     assert torch.equal(right.prefix, left.prefix)
     assert torch.equal(right.source, left.source)  # type: ignore[arg-type]
@@ -53,7 +53,7 @@ def test_a_language_models_batch_has_no_prompts(name: str) -> None:
     mask = torch.ones_like(ids)
     mask[1, 4:] = 0
     labels = ids.masked_fill(mask == 0, -100)
-    made = batch(model, ids, mask, labels)
+    made = make_batch(model, ids, mask, labels)
     assert made.source is not None
     assert made.source.shape == (3, 0)
     assert made.tokens == 6 + 3 + 6
@@ -66,7 +66,7 @@ def test_a_dialogue_becomes_an_example_for_each_turn_that_is_scored() -> None:
     labels[0, :2] = labels[0, 4:6] = -100  # two turns of 2 and 3 tokens
     labels[1, :3] = -100
     labels[1, 8:] = -100
-    made = batch(model, ids, None, labels, ids=torch.tensor([7, 9]))
+    made = make_batch(model, ids, None, labels, ids=torch.tensor([7, 9]))
     assert made.mask.sum(dim=1).tolist() == [2, 3, 5]
     assert made.ids is not None
     assert made.ids.tolist() == [7, 7, 9]
@@ -81,8 +81,8 @@ def test_rows_without_labels_are_left_out() -> None:
     labels = ids.clone()
     labels[1] = -100
     labels[:, 0] = -100
-    assert len(batch(model, ids, None, labels)) == 2
-    nothing = batch(model, ids, None, torch.full_like(ids, -100))
+    assert len(make_batch(model, ids, None, labels)) == 2
+    nothing = make_batch(model, ids, None, torch.full_like(ids, -100))
     assert nothing.tokens == 0
     assert float(loss(model, nothing).detach()) == 0
 
@@ -95,7 +95,7 @@ def test_the_start_symbol_may_differ_between_examples(name: str) -> None:
     labels = data["labels"]
     for row, length in enumerate([5, 1, 3, 4]):
         labels[row, length - 1] = 3 + row % 2
-    made = batch(model, **data)
+    made = make_batch(model, **data)
     if name == "mbart":
         assert made.prefix[:, 0].tolist() == [3, 4, 3, 4]
     agree(loss(model, made), hf(**data).loss)
@@ -112,7 +112,7 @@ def test_a_decoder_may_be_given_several_tokens_to_start_with() -> None:
     hf, data = ENCODER_DECODERS["bart"].model(), collated("bart")
     model = wrap(hf, start=(1, 9))
     inputs = {key: data[key] for key in ("input_ids", "attention_mask")}
-    found = Greedy(max_length=6)(model, batch(model, **inputs))
+    found = Greedy(max_length=6)(model, make_batch(model, **inputs))
     output = hf.generate(
         **inputs, max_new_tokens=7, forced_bos_token_id=9, do_sample=False, suppress_tokens=list(model.symbols.banned)
     )
@@ -120,56 +120,53 @@ def test_a_decoder_may_be_given_several_tokens_to_start_with() -> None:
     assert found.ids(model.symbols) == [row[: row.index(2)] if 2 in row else row for row in rows]
 
     labels = torch.cat([torch.full((4, 1), 9), data["labels"]], dim=1)
-    made = batch(model, **inputs, labels=labels)
-    assert torch.equal(made.gold, batch(model, **data).gold)  # what it is given is not scored
+    made = make_batch(model, **inputs, labels=labels)
+    assert torch.equal(made.gold, make_batch(model, **data).gold)  # what it is given is not scored
     scores = hf(**inputs, labels=labels).logits[:, 1:]
     torch.testing.assert_close(model.score(features(model, made))[made.mask], scores[made.mask])
-    labels[0, 0] = 8
-    with pytest.raises(InputError, match="some labels begin"):
-        batch(model, **inputs, labels=labels)
 
 
 def test_decoder_inputs_of_a_collator_are_checked() -> None:
     model, data = ENCODER_DECODERS["t5"].wrapped(), collated("t5")
     shifted = model.model.prepare_decoder_input_ids_from_labels(labels=data["labels"])
-    assert torch.equal(batch(model, **data, decoder_input_ids=shifted).prefix, batch(model, **data).prefix)
+    assert torch.equal(make_batch(model, **data, decoder_input_ids=shifted).prefix, make_batch(model, **data).prefix)
     with pytest.raises(InputError, match="shifted by one"):
-        batch(model, **data, decoder_input_ids=shifted.roll(1, dims=1))
+        make_batch(model, **data, decoder_input_ids=shifted.roll(1, dims=1))
 
 
 def test_padding_of_labels_is_cut_off() -> None:
     model, data = ENCODER_DECODERS["t5"].wrapped(), collated("t5")
     wide = torch.nn.functional.pad(data["labels"], (0, 4), value=-100)
-    assert batch(model, **{**data, "labels": wide}).gold.shape == (4, 5)
+    assert make_batch(model, **{**data, "labels": wide}).gold.shape == (4, 5)
 
 
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        ("gpt2", {"attention_mask": torch.ones(4, 3)}, "attention_mask is .4, 3."),
-        ("gpt2", {"labels": torch.ones(4, 3, dtype=torch.long)}, "labels is .4, 3."),
-        ("gpt2", {"labels": torch.full((4, 9), 3)}, "attention_mask leaves out"),
+        ("gpt2", {"attention_mask": torch.ones(4, 3)}, "attention_mask has the shape .4, 3."),
+        ("gpt2", {"labels": torch.ones(4, 3, dtype=torch.long)}, "labels has the shape .4, 3."),
+        ("gpt2", {"labels": torch.full((4, 9), 3)}, "attention_mask hides"),
         ("gpt2", {"labels": torch.full((4, 9), 3), "attention_mask": None}, "must be its input_ids"),
         ("gpt2", {"attention_mask": torch.zeros(4, 9), "labels": None}, "at least one token"),
         ("gpt2", {"input_ids": torch.rand(4, 9)}, "must be token ids"),
-        ("t5", {"labels": torch.tensor([[-100, 3]] * 4)}, "behind the end of an output only"),
-        ("t5", {"labels": torch.tensor([3, 4])}, "labels must be"),
-        ("t5", {"labels": torch.full((4, 1), 17)}, "between 0 and 16"),
-        ("gpt2", {"input_ids": torch.full((4, 9), -1)}, "between 0 and 16"),
-        ("gpt2", {"token_type_ids": torch.ones(4, 9)}, "tell two texts apart"),
-        ("gpt2", {"input_ids": [[1, 2], [3]]}, "lists of one length"),
+        ("t5", {"labels": torch.tensor([[-100, 3]] * 4)}, "only at the end"),
+        ("gpt2", {"token_type_ids": torch.ones(4, 9)}, "pairs of texts"),
+        ("gpt2", {"input_ids": [[1, 2], [3]]}, "lists of equal length"),
     ],
 )
 def test_bad_data_is_named(name: str, change: dict[str, Any], message: str) -> None:
     model = DECODERS[name].wrapped()
     with pytest.raises(InputError, match=message):
-        batch(model, **{**collated(name), **change})
+        make_batch(model, **{**collated(name), **change})
 
 
 def test_lists_make_a_batch_too() -> None:
     model, data = DECODERS["gpt2"].wrapped(), collated("gpt2")
-    plain, listed = (batch(model, **data), batch(model, **{name: value.tolist() for name, value in data.items()}))
+    plain, listed = (
+        make_batch(model, **data),
+        make_batch(model, **{name: value.tolist() for name, value in data.items()}),
+    )
     assert torch.equal(plain.gold, listed.gold)
     assert torch.equal(plain.source, listed.source)
-    typed = batch(model, **data, token_type_ids=torch.zeros_like(data["input_ids"]))
+    typed = make_batch(model, **data, token_type_ids=torch.zeros_like(data["input_ids"]))
     assert torch.equal(typed.prefix, plain.prefix)

@@ -6,16 +6,15 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hf_cases import DECODERS, V, batch_for, collated, features, leaves
+from hf_cases import DECODERS, V, batch_for, collated, fast, features, leaves
 
 from unforced.huggingface.wrap import wrap
-from unforced.models.modes import stepping
 from unforced.objectives.cross_entropy import CrossEntropy
 from unforced.ops import state_rows
 from unforced.protocols import StepDecoder
 from unforced.types import Batch, Progress
 
-pytestmark = pytest.mark.parametrize("name", DECODERS)
+FEW = pytest.mark.parametrize("name", fast(DECODERS))
 
 
 def close(name: str, a: Any, b: Any) -> None:
@@ -31,21 +30,23 @@ def made(name: str) -> tuple[Any, Batch]:
     return model, batch_for(name, model)
 
 
+@FEW
 def test_it_is_a_step_decoder_around_the_same_parameters(name: str) -> None:
     hf = DECODERS[name].model()
     model = wrap(hf, **DECODERS[name].options)
     assert isinstance(model, StepDecoder)
     assert model.model is hf
     assert {id(p) for p in model.parameters()} == {id(p) for p in hf.parameters()}
-    assert model.strides
-    assert model.pads_left
+    assert model.takes_strides
+    assert model.takes_left_padding
     assert not model.training
     model.train()
     assert hf.training
     assert all(module.training for module in hf.modules())
 
 
-@pytest.mark.parametrize("sizes", [(1,) * 5, (2, 1, 2), (1, 4), (3, 2)])
+@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize("sizes", fast([(1, 1, 1, 1, 1), (2, 1, 2), (1, 4), (3, 2)], (2, 1, 2)))
 def test_advance_over_many_equals_advances_over_few(name: str, sizes: tuple[int, ...]) -> None:
     model, batch = made(name)
     inputs = model.embed(batch.prefix)
@@ -60,6 +61,7 @@ def test_advance_over_many_equals_advances_over_few(name: str, sizes: tuple[int,
         close(name, a, b)
 
 
+@FEW
 def test_a_one_hot_mixture_is_a_token(name: str) -> None:
     model, _ = made(name)
     ids = torch.arange(V - 1).view(4, 4)
@@ -68,6 +70,7 @@ def test_a_one_hot_mixture_is_a_token(name: str) -> None:
     close(name, model.embed_mix((F.one_hot(ids[:1], V) + F.one_hot(ids[1:2], V)) / 2), half)
 
 
+@FEW
 def test_padding_changes_nothing(name: str) -> None:
     """Each example by itself, without its padding, gives what it gives among others; so does more padding."""
     model, batch = made(name)
@@ -91,6 +94,7 @@ def test_padding_changes_nothing(name: str) -> None:
         close(name, features(model, alone)[alone.mask], found[b][batch.mask[b]])
 
 
+@FEW
 def test_rows_follow_their_hypotheses(name: str) -> None:
     """After repeat, reorder, mix and keep, outputs are those of the histories that the rows now stand for."""
     model, batch = made(name)
@@ -115,6 +119,7 @@ def test_rows_follow_their_hypotheses(name: str) -> None:
     close(name, model.advance(state_rows.keep(after, kept), more[kept])[0], model.advance(after, more)[0][kept])
 
 
+@FEW
 def test_a_fresh_state_can_be_reordered_and_mixed(name: str) -> None:
     model, batch = made(name)
     state = state_rows.repeat(model.start(batch), 2)
@@ -126,6 +131,7 @@ def test_a_fresh_state_can_be_reordered_and_mixed(name: str) -> None:
     close(name, model.advance(state_rows.mix(state, halves), inputs)[0], plain)
 
 
+@FEW
 def test_advance_leaves_the_state_alone(name: str) -> None:
     model, batch = made(name)
     state = model.start(batch)
@@ -144,16 +150,15 @@ def relaxed(model: Any, batch: Batch, weights: torch.Tensor) -> torch.Tensor:
     """A few steps of two mixed hypotheses, each fed mixtures of tokens that the scores before make."""
     state = state_rows.repeat(model.start(batch), 2)
     inputs, total = (model.embed(batch.prefix[:, :1]).repeat_interleave(2, dim=0), torch.zeros((), dtype=torch.float64))
-    with stepping(model):
-        for t in range(4):
-            features, state = model.advance(state, inputs)
-            scores = model.score(features)
-            total = total + scores.log_softmax(-1)[..., 5 + t].square().sum()
-            noise = torch.linspace(0, 1, len(scores), dtype=torch.float64)[:, None, None]
-            inputs = model.embed_mix((scores * (1 + noise)).softmax(-1))
-            if t == 0:
-                inputs = inputs + 0.1 * model.embed(torch.tensor([[6], [7]])).repeat(len(batch), 1, 1)
-            state = state_rows.mix(state, weights)
+    for t in range(4):
+        features, state = model.advance(state, inputs)
+        scores = model.score(features)
+        total = total + scores.log_softmax(-1)[..., 5 + t].square().sum()
+        noise = torch.linspace(0, 1, len(scores), dtype=torch.float64)[:, None, None]
+        inputs = model.embed_mix((scores * (1 + noise)).softmax(-1))
+        if t == 0:
+            inputs = inputs + 0.1 * model.embed(torch.tensor([[6], [7]])).repeat(len(batch), 1, 1)
+        state = state_rows.mix(state, weights)
     return total
 
 
@@ -166,6 +171,7 @@ def untouched(model: Any) -> list[str]:
     return [n for n, p in model.named_parameters() if p.requires_grad and (p.grad is None or not p.grad.any())]
 
 
+@FEW
 def test_soft_inputs_and_mixed_states_reach_every_parameter(name: str) -> None:
     model, batch = made(name)
     model.train()
@@ -181,6 +187,7 @@ def test_soft_inputs_and_mixed_states_reach_every_parameter(name: str) -> None:
     assert all("pooler" in missed_name for missed_name in missed)
 
 
+@FEW
 def test_gradients_through_states_agree_with_finite_differences(name: str) -> None:
     if DECODERS[name].near > 1e-6:
         pytest.skip("computes parts in single precision, too coarse for differences")
@@ -196,24 +203,7 @@ def test_gradients_through_states_agree_with_finite_differences(name: str) -> No
         torch.testing.assert_close(grad[place], slope, rtol=1e-5, atol=1e-4)
 
 
-def test_stepping_changes_no_gradient(name: str) -> None:
-    model, batch = made(name)
-    model.train()
-    grads = []
-    for own in (model.stepping, None):
-        if own is None:
-            model.stepping = lambda: torch.enable_grad()
-        model.zero_grad()
-        relaxed(model, batch, mixing(batch)).backward()
-        grads.append({n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None})
-    assert grads[0].keys() == grads[1].keys()
-    for key in grads[0]:
-        scale = grads[1][key].abs().max().clamp(min=1)
-        torch.testing.assert_close(
-            grads[0][key] / scale, grads[1][key] / scale, rtol=0, atol=max(DECODERS[name].near, 1e-8)
-        )
-
-
+@FEW
 def test_bfloat16_autocast_stays_close_and_trains(name: str) -> None:
     model = DECODERS[name].wrapped()
     model, batch = model.float(), batch_for(name, model)
@@ -228,6 +218,7 @@ def test_bfloat16_autocast_stays_close_and_trains(name: str) -> None:
     assert all("pooler" in missing_name for missing_name in missing)
 
 
+@FEW
 def test_row_order_changes_nothing(name: str) -> None:
     model, batch = made(name)
     order = torch.tensor([2, 0, 3, 1])

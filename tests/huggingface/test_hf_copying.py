@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from trainer_cases import MASK, bart, collate, copies, gpt2, objective, objectives_for, trainer
+from trainer_cases import DECODER_OBJECTIVES, MASK, bart, collate, copies, gpt2, objective, trainer
 
 import unforced
 from unforced.decoding import Greedy
-from unforced.huggingface.batches import batch
+from unforced.huggingface.batches import make_batch
 
 MODELS = {"bart": partial(bart, 32), "gpt2": partial(gpt2, width=64)}  # (T5, without positions, takes longer)
 START = {"bart": 90, "gpt2": 35}  # updates of cross-entropy: more than half of the outputs are right then
@@ -35,7 +35,7 @@ def share_right(kind: str, model: Any) -> float:
     sources = [item["input_ids"] for item in data]
     if kind == "gpt2":
         sources = [ids[: ids.index(MASK) + 1] for ids in sources]
-    made = batch(wrapped, **collate([{"input_ids": ids} for ids in sources]))
+    made = make_batch(wrapped, **collate([{"input_ids": ids} for ids in sources]))
     found = Greedy(max_length=6)(wrapped, made).ids(made.symbols)
     wanted = [[id for id in item["labels"] if id not in (-100, 2)] for item in data]
     return sum(a == b for a, b in zip(found, wanted, strict=True)) / len(data)
@@ -54,7 +54,7 @@ def starts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Tens
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", objectives_for("t5"))
+@pytest.mark.parametrize("name", DECODER_OBJECTIVES)
 @pytest.mark.parametrize("kind", list(MODELS))
 def test_copying_is_learnt(kind: str, name: str, starts: dict[str, dict[str, Tensor]], tmp_path: Path) -> None:
     model = MODELS[kind]()

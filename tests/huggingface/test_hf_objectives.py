@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from hf_cases import DECODERS, batch_for, collated
-from trainer_cases import objectives_for
+from hf_cases import DECODERS, batch_for, collated, fast
+from trainer_cases import DECODER_OBJECTIVES
 
 import unforced
 from unforced.decoding import search
-from unforced.huggingface.batches import batch
+from unforced.huggingface.batches import make_batch
 from unforced.huggingface.wrap import wrap
 from unforced.protocols import Objective
 from unforced.types import Loss, Progress
@@ -36,11 +36,12 @@ CONFIGURATIONS: dict[str, list[dict[str, Any]]] = {
     "sequence_smoothing": [{"tau": 0.7}, {"tau": 0.7, "lazy": True, "mix": 0.6, "samples": 2}],
     "minimum_risk": [{"samples": 4, "alpha": 0.5, "max_length": 5}],
 }
-ROWS = [  # whatever else the catalogue has is tried with its defaults
-    pytest.param(name, fields, id=f"{name}-{fields}")
-    for name in objectives_for("t5")
-    for fields in CONFIGURATIONS.get(name, [{}])
+Row = tuple[str, dict[str, Any]]
+ROWS: list[Row] = [  # others are tried with their defaults
+    (name, fields) for name in DECODER_OBJECTIVES for fields in CONFIGURATIONS.get(name, [{}])
 ]
+SOFT, HARD = ("soft_beam", {"beam": 2, "alpha": 2.0}), ("minimum_risk", CONFIGURATIONS["minimum_risk"][0])
+FEW = pytest.mark.parametrize("row", fast(ROWS, SOFT, HARD))
 NAMES = ["t5", "gpt2"]
 
 
@@ -58,10 +59,10 @@ def loss_of(made: Objective, model: Any, data: Any, seed: int = 3) -> Loss:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(("method", "fields"), ROWS)
-def test_it_learns_a_batch(name: str, method: str, fields: dict[str, Any]) -> None:
+@FEW
+def test_it_learns_a_batch(name: str, row: Row) -> None:
     model = DECODERS[name].wrapped().float().train()
-    data, made = batch_for(name, model), objective(method, fields)
+    data, made = batch_for(name, model), objective(*row)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     losses, reached = [], set()
     for _ in range(6):
@@ -77,7 +78,7 @@ def test_it_learns_a_batch(name: str, method: str, fields: dict[str, Any]) -> No
     assert {n for n, p in model.named_parameters() if p.requires_grad} - reached == set()
 
 
-@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize("name", fast(DECODERS))
 def test_making_steps_again_changes_no_gradient(name: str) -> None:
     """Of any kind of model, in the forward pass one step after another, in the backward pass in stretches."""
     model = DECODERS[name].wrapped()
@@ -102,11 +103,11 @@ def test_making_steps_again_changes_no_gradient(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(("method", "fields"), ROWS)
-def test_prompts_in_one_batch_or_alone(name: str, method: str, fields: dict[str, Any]) -> None:
+@FEW
+def test_prompts_in_one_batch_or_alone(name: str, row: Row) -> None:
     """Micro-batches of one example, each without padding, add up to the whole."""
     model = DECODERS[name].wrapped()
-    data, made = batch_for(name, model), objective(method, fields)
+    data, made = batch_for(name, model), objective(*row)
     data = replace(data, ids=torch.arange(len(data)))
     whole = loss_of(made, model, data)
     parts = []
@@ -129,25 +130,25 @@ def test_prompts_in_one_batch_or_alone(name: str, method: str, fields: dict[str,
     assert sum(float(p.count) for p in parts) == float(whole.count)
 
 
-@pytest.mark.parametrize(("method", "fields"), ROWS)
-@pytest.mark.parametrize("name", ["t5", "llama"])
-def test_gradients_survive_bf16_autocast(name: str, method: str, fields: dict[str, Any]) -> None:
+@FEW
+@pytest.mark.parametrize("name", fast(["t5", "llama"]))
+def test_gradients_survive_bf16_autocast(name: str, row: Row) -> None:
     model = DECODERS[name].wrapped().float().train()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        loss = loss_of(objective(method, fields), model, batch_for(name, model))
+        loss = loss_of(objective(*row), model, batch_for(name, model))
     loss.mean.backward()
     for parameter_name, parameter in model.named_parameters():
         assert parameter.grad is not None, parameter_name
         assert parameter.grad.isfinite().all(), parameter_name
 
 
-@pytest.mark.parametrize(("method", "fields"), [row.values for row in ROWS if row.values[0] != "soft_beam"])
-def test_padding_may_be_the_end_symbol(method: str, fields: dict[str, Any]) -> None:
+@pytest.mark.parametrize("row", fast([row for row in ROWS if row[0] != "soft_beam"], HARD))
+def test_padding_may_be_the_end_symbol(row: Row) -> None:
     """As GPT-2 has it. (A soft beam tells what has ended by its padding, and needs another.)"""
     hf = DECODERS["gpt2"].model()
     usual, same = wrap(hf, pad=0), wrap(hf, pad=2, banned=(0,))
     assert same.symbols.pad == same.symbols.eos
-    losses = [loss_of(objective(method, fields), model, batch_for("gpt2", model)) for model in (usual, same)]
+    losses = [loss_of(objective(*row), model, batch_for("gpt2", model)) for model in (usual, same)]
     torch.testing.assert_close(losses[0].total, losses[1].total)
 
 
@@ -155,7 +156,7 @@ def test_padding_may_be_the_end_symbol(method: str, fields: dict[str, Any]) -> N
 def test_prompts_are_never_replaced(name: str) -> None:
     """With everything else the model's own, what stands before the gold is as it was given."""
     model = DECODERS[name].wrapped()
-    data, seen = batch(model, **collated(name)), []
+    data, seen = make_batch(model, **collated(name)), []
     embed = model.embed
     model.embed = lambda ids: seen.append(ids) or embed(ids)
     loss_of(objective("scheduled_sampling", {"feed": "argmax", "mixing": 0.0}), model, data)

@@ -16,8 +16,8 @@ from trainer_cases import tf
 import unforced
 from unforced.cli import main
 from unforced.errors import InputError
-from unforced.huggingface.codec import TokenizerCodec, TokenizerVocabulary
-from unforced.huggingface.model_spec import Folder, HuggingFace, Reading
+from unforced.huggingface.codec import TokenizerCodec
+from unforced.huggingface.model_spec import HuggingFace, PretrainedFolder, TokenizedTask
 from unforced.objectives.sequence_smoothing import SequenceSmoothing
 from unforced.objectives.smoothing.word_vectors import special, wordless
 from unforced.recipes import recipe as recipes
@@ -162,13 +162,13 @@ def test_the_run_goes_on_from_its_weights(place: Path, tmp_path: Path) -> None:
 
 def test_the_recipe_reads_back(place: Path) -> None:
     loaded = recipes.load(place / "t5.toml")
-    assert isinstance(loaded.task, Reading)
+    assert isinstance(loaded.task, TokenizedTask)
     assert loaded.model == HuggingFace(path=str(place / "t5"))
     assert recipes.load(place / "run").single() == loaded.single()
     other = recipes.load(place / "t5.toml", [f"model=hf:{place}/gpt2"])
     assert other.model.path == str(place / "gpt2")
     plain = recipes.load(place / "t5.toml", ["model=lstm"])
-    assert not isinstance(plain.task, Reading)
+    assert not isinstance(plain.task, TokenizedTask)
 
 
 @pytest.mark.parametrize("objective", ["scheduled_sampling", "soft_beam"])
@@ -256,13 +256,17 @@ def test_what_smoothing_asks_of_a_tokenizer(place: Path) -> None:
     unknown = names.index("<unk>")
     assert wordless(codec) == wanted - {unknown}  # it stands for some word, and may give way to another
     wrapped = unforced.wrap(tf.AutoModelForSeq2SeqLM.from_pretrained(place / "t5"), tokenizer=codec.tokenizer)
-    assert wordless(TokenizerVocabulary(wrapped, codec.tokenizer)) == wanted - {unknown}
+    assert wordless(wrapped.vocabulary) == wanted - {unknown}
     flagged = HuggingFace(path=str(place / "t5")).codec()
     flagged.tokenizer.add_tokens(
         [tokenizers.AddedToken("to", special=True)]
     )  # without a role, as chat models' turns are
     turn = {names.index("to")}
-    assert special(flagged) == special(TokenizerVocabulary(wrapped, flagged.tokenizer)) == wanted | turn
+    assert (
+        special(flagged)
+        == special(unforced.wrap(wrapped.model, tokenizer=flagged.tokenizer).vocabulary)
+        == wanted | turn
+    )
     codec.tokenizer.unk_token = codec.tokenizer.eos_token  # as GPT-2 has it
     assert codec.symbols.eos in wordless(codec)
     assert codec.encode(Example("a", "b", ("b",))).references == ()
@@ -275,7 +279,7 @@ def test_objectives_are_told_of_a_wrapped_model(place: Path) -> None:
     model = tf.AutoModelForSeq2SeqLM.from_pretrained(place / "t5")
     wrapped = unforced.wrap(model, tokenizer=codec.tokenizer)
     plain = unforced.objective("sequence_smoothing", tau=1e6)
-    assert unforced.fitted(plain, wrapped).known == plain.fitted(TokenizerVocabulary(wrapped, codec.tokenizer)).known
+    assert unforced.fitted(plain, wrapped).known == plain.fitted(wrapped.vocabulary).known
     cider = unforced.objective("sequence_smoothing", reward="cider", tau=0.1, proposal_tau=0.3, samples=3)
     items = [{"labels": [5, 6, 7, 2]}, {"labels": [6, 7, -100, -100]}]
     assert unforced.fitted(cider, wrapped, items).known.documents == (2, {(6,): 2, (7,): 2, (6, 7): 2})
@@ -312,22 +316,22 @@ def test_references_are_read_as_targets_are(place: Path, monkeypatch: pytest.Mon
 
 
 def test_complaints(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match="is no folder; models are read from local folders"):
+    with pytest.raises(InputError, match="is not a folder; models are read from local folders"):
         HuggingFace(path=str(tmp_path / "absent")).codec()
     with pytest.raises(InputError, match="template must contain"):
         HuggingFace(path="x", template="no place")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match="can't be read"):
+    with pytest.raises(InputError, match="cannot read"):
         HuggingFace(path=str(tmp_path / "empty")).codec()
-    with pytest.raises(InputError, match="is not one of text"):
-        Reading(unforced.task("palindromes"), HuggingFace(path="x")).fit([Example((1,), (2,))])
+    with pytest.raises(InputError, match="read only text"):
+        TokenizedTask(unforced.task("palindromes"), HuggingFace(path="x")).fit([Example((1,), (2,))])
     with pytest.raises(InputError, match="reading"):
         unforced.fit(
             HuggingFace(path=str(place / "t5")), unforced.task("palindromes"), "cross_entropy", tmp_path / "run"
         )
     data = recipes.read(place / "t5.toml")
     data["task"] = {"name": "language", "train": f"{place}/text.txt"}
-    with pytest.raises(InputError, match="needs sources, and this task has none"):
+    with pytest.raises(InputError, match="needs sources, but this task has none"):
         unforced.train(recipes.Recipe.from_data(data), run=tmp_path / "none", quiet=True)
     (place / "gpt2" / "generation_config.json").unlink()
     assert HuggingFace(path=str(place / "gpt2")).codec().symbols.eos == 2
@@ -343,19 +347,19 @@ def test_folders_that_are_not_whole(place: Path, tmp_path: Path) -> None:
     cut = saved(tmp_path / "cut", "t5")
     weights = (cut / "model.safetensors").read_bytes()
     (cut / "model.safetensors").write_bytes(weights[: len(weights) // 2])
-    assert "its model can't be read: " in train(cut)
+    assert "cannot read its model: " in train(cut)
     bare = saved(tmp_path / "bare", "t5")
     for file in bare.glob("tokenizer*"):
         file.unlink()
-    assert train(bare) == f"{bare}: has no tokenizer: save one there, by tokenizer.save_pretrained"
+    assert train(bare) == f"{bare}: has no tokenizer: save one there with tokenizer.save_pretrained"
     pickled = saved(tmp_path / "pickled", "t5")
     (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
-    assert "has pickled weights (.bin), which are not read" in train(pickled)
+    assert "has only pickled weights (.bin)" in train(pickled)
     poor = saved(tmp_path / "poor", "t5")
     tensors = load_file(poor / "model.safetensors")
     del tensors["decoder.block.0.layer.0.SelfAttention.k.weight"]
     save_file(tensors, poor / "model.safetensors", metadata={"format": "pt"})
-    message = "holds T5ForConditionalGeneration; a T5ForConditionalGeneration also needs decoder.block.0.layer.0.SelfAttention.k.weight"
+    message = "holds T5ForConditionalGeneration, but a T5ForConditionalGeneration also needs decoder.block.0.layer.0.SelfAttention.k.weight"
     assert message in train(poor)
 
 
@@ -381,10 +385,10 @@ def test_code_of_a_folder_is_not_run(place: Path, tmp_path: Path, monkeypatch: p
     seen: list[dict[str, Any]] = []
     monkeypatch.setattr(tf.AutoConfig, "from_pretrained", lambda path, **how: seen.append(how))
     monkeypatch.setenv("UNFORCED_TRUST_REMOTE_CODE", "1")
-    Folder(str(folder)).config()
+    PretrainedFolder(str(folder)).config()
     assert seen == [{"local_files_only": True, "trust_remote_code": True}]
     monkeypatch.delenv("UNFORCED_TRUST_REMOTE_CODE")
-    Folder(str(place / "t5")).config()
+    PretrainedFolder(str(place / "t5")).config()
     assert seen[1:] == [{"local_files_only": True, "trust_remote_code": False}]
 
 
@@ -394,5 +398,5 @@ def test_a_changed_tokenizer_is_seen(place: Path, tmp_path: Path) -> None:
     text = (folder / "tokenizer.json").read_text()
     assert '"f"' in text
     (folder / "tokenizer.json").write_text(text.replace('"f"', '"g"'))
-    with pytest.raises(InputError, match="not the one that this was trained with"):
+    with pytest.raises(InputError, match="differs from the one of the training run"):
         TokenizerCodec.from_json(data)

@@ -9,13 +9,12 @@ from hf_cases import tf, tokens
 from torch import Tensor
 
 from unforced.errors import InputError
-from unforced.huggingface.batches import batch
+from unforced.huggingface.batches import make_batch
 from unforced.huggingface.wrap import wrap
 from unforced.objectives.cross_entropy import CrossEntropy
 from unforced.types import Progress
 
 pytestmark = pytest.mark.slow
-AUTO = pytest.importorskip("transformers.models.auto.modeling_auto")
 SMALL: dict[str, Any] = dict.fromkeys(
     ["hidden_size", "d_model", "n_embd", "dim", "n_embed", "embed_dim", "word_embed_proj_dim", "embedding_size", "intermediate_size", "ffn_dim", "d_ff", "n_inner", "ffn_hidden_size", "encoder_ffn_dim", "decoder_ffn_dim", "hidden_dim", "encoder_hidden_size", "lru_width"], 32
 )  # fmt: skip
@@ -84,7 +83,7 @@ def apart(model: Any, wrapped: Any, masked: bool) -> float:
     ids, lengths = torch.randint(5, 40, (3, 7), generator=torch.Generator().manual_seed(0)), [7, 5, 3]
     mask = torch.tensor([[1] * n + [0] * (7 - n) for n in lengths])
     if masked:
-        made = batch(wrapped, ids, mask)
+        made = make_batch(wrapped, ids, mask)
         scores = wrapped.scores(made, ids, torch.zeros_like(made.mask))
         real = mask.bool()
         theirs = model(input_ids=ids.masked_fill(~real, wrapped.symbols.pad), attention_mask=mask).logits
@@ -94,13 +93,13 @@ def apart(model: Any, wrapped: Any, masked: bool) -> float:
         labels[1, 4:] = labels[2, 2:] = -100
         theirs = model(input_ids=ids, attention_mask=mask, labels=labels).loss
     else:
-        if not wrapped.pads_left:
+        if not wrapped.takes_left_padding:
             mask[:], lengths = 1, [7, 7, 7]
         labels = ids.masked_fill(mask == 0, -100)
-        for row, prompt in enumerate([3, 3, 3] if not wrapped.pads_left else [3, 2, 1]):
+        for row, prompt in enumerate([3, 3, 3] if not wrapped.takes_left_padding else [3, 2, 1]):
             labels[row, :prompt] = -100
         theirs = likelihood(model, ids, labels, lengths)
-    made = batch(wrapped, ids, mask, labels)
+    made = make_batch(wrapped, ids, mask, labels)
     ours = CrossEntropy()(wrapped, made, progress=Progress(), rng=torch.Generator()).mean
     ours.backward()
     return abs(float(ours.detach()) - float(theirs))
@@ -128,8 +127,9 @@ def likelihood(model: Any, ids: Tensor, labels: Tensor, lengths: list[int]) -> T
     ],
 )
 def test_every_architecture(kind: str, mapping: str) -> None:
+    auto = pytest.importorskip("transformers.models.auto.modeling_auto")
     right, refused, wrong = [], {}, {}
-    for key, names in getattr(AUTO, mapping).items():
+    for key, names in getattr(auto, mapping).items():
         name = names[0] if isinstance(names, tuple) else names
         model = built(key, name, kind == "causal")
         if model is None:

@@ -11,10 +11,9 @@ from torch import Tensor, nn
 
 import unforced
 from unforced.errors import InputError
-from unforced.huggingface.batches import batch
-from unforced.huggingface.codec import LabelledExamples, TokenizerVocabulary
+from unforced.huggingface.batches import make_batch
+from unforced.huggingface.codec import LabelledExamples
 from unforced.protocols import fitted
-from unforced.registry import REGISTRY
 from unforced.types import Progress
 
 tf = pytest.importorskip("transformers")
@@ -87,6 +86,16 @@ def bert() -> Any:
     return tf.BertForMaskedLM(config)
 
 
+TABLE = Path(__file__).resolve().parents[2] / "results" / "huggingface.md"  # written by tools/model_kinds.py
+
+
+def table_rows() -> dict[str, list[bool]]:
+    """Which objective trains T5, GPT-2 and BERT, by the committed table."""
+    lines = [line.split(" | ") for line in TABLE.read_text(encoding="utf-8").splitlines()[2:]]
+    return {cells[0].strip("| `"): [cell.strip("| ") == "yes" for cell in cells[1:4]] for cells in lines}
+
+
+DECODER_OBJECTIVES = [name for name, (t5, _, _) in table_rows().items() if t5]
 MODELS = {"t5": t5, "gpt2": gpt2}
 KINDS = {**MODELS, "bart": bart, "bert": bert}
 WRAPPING: dict[str, dict[str, Any]] = {
@@ -104,18 +113,14 @@ def subject(kind: str) -> tuple[Any, list[dict[str, list[int]]]]:
 def serves(name: str, kind: str) -> bool:
     """Whether an objective is for this kind of model; one that isn't must say what the model lacks."""
     model, data = subject(kind)
-    how = fitted(objective(name), TokenizerVocabulary(model), LabelledExamples(data))
+    how = fitted(objective(name), model.vocabulary, LabelledExamples(data))
     try:
-        how(model, batch(model, **collate(data)), progress=Progress(), rng=torch.Generator().manual_seed(0))
+        how(model, make_batch(model, **collate(data)), progress=Progress(), rng=torch.Generator().manual_seed(0))
     except InputError as error:
         if not any(words in str(error) for words in REFUSALS):
             raise
         return False
     return True
-
-
-def objectives_for(kind: str) -> list[str]:
-    return [name for name in REGISTRY["objectives"] if serves(name, kind)]
 
 
 def texts(count: int, seed: int = 0, least: int = 1, most: int = 5) -> list[list[int]]:

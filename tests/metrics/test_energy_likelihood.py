@@ -120,7 +120,7 @@ def test_final_metrics_are_computed_on_the_test_split_only(tmp_path: Path) -> No
         "seeds=[1]",
     )
     recipe = load("energy_hmm", wishes, "pll_1k")
-    result = compare([recipe], tmp_path, quiet=True, table=False)
+    result = compare([recipe], tmp_path, quiet=True)
     scores = {
         split: json.loads(next(tmp_path.glob(f"*/*/scores/{split}-*.json")).read_text())["metrics"]
         for split in ("dev", "test")

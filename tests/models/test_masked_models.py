@@ -129,11 +129,6 @@ def test_rows_of_an_example_are_adjacent(case: Case) -> None:
         close(together[k::3][batch.mask], model.scores(batch, tokens[k::3], hidden[k::3])[batch.mask])
     with pytest.raises(InputError, match=r"tokens of shape \(5, 6\)"):
         model.scores(batch, tokens[:5], hidden[:5])
-    with pytest.raises(InputError, match="no rows of a batch"):
-        model.scores(batch, tokens, hidden[:, :3])
-    holed = replace(batch, mask=batch.mask & (torch.arange(6) != 1))
-    with pytest.raises(InputError, match="padded at their end"):
-        model.scores(holed, batch.gold, hidden[:4])
 
 
 @every_case
@@ -249,11 +244,6 @@ def test_length_scores() -> None:
             expected = model.by_length.weight[length - 1] @ mean
             expected = expected + model.by_difference.weight[length - n + 12 - 1] @ mean
             close(found[b, length - 1], expected)
-    best = model.lengths(batch, 3)
-    close(best[:, 0], found.argmax(dim=1) + 1)
-    assert torch.equal(best, found.argsort(dim=1, descending=True)[:, :3] + 1)
-    with pytest.raises(InputError, match="between 1 and 12 lengths"):
-        model.lengths(batch, 13)
 
 
 def test_long_sources_have_lengths_too() -> None:
@@ -276,13 +266,11 @@ def test_complaints() -> None:
             CASES[name].spec.build(TOKENS)
         with pytest.raises(InputError, match="reads no source"):
             CASES[name].spec.build(Sizes(target=4, classes=3))
-        with pytest.raises(InputError, match="log Z needs a model with normalizer"):
+        with pytest.raises(InputError, match="no learned log Z"):
             model.log_z(plain)
         learnt = replace(CASES[name].spec, normalizer=4).build(NOTHING)
-        with pytest.raises(InputError, match="log Z is learnt up to 4 tokens, but a sequence has 5"):
+        with pytest.raises(InputError, match="log Z is learned up to 4 tokens, but a sequence has 5"):
             learnt.log_z(plain)
-        with pytest.raises(InputError, match="normalizer must be at least 1"):
-            replace(CASES[name].spec, normalizer=0)
     with pytest.raises(InputError, match="use masked or field"):
         ConditionalMasked().build(NOTHING)
     with pytest.raises(InputError, match="share_source needs one vocabulary"):
@@ -291,11 +279,5 @@ def test_complaints() -> None:
     with pytest.raises(InputError, match="reads sources of token ids"):
         model.scores(plain, plain.gold, plain.mask)
     short = Masked(**SHAPE, layers=1, positions="learned", longest=5).build(NOTHING)
-    with pytest.raises(InputError, match="positions are learnt up to 5"):
+    with pytest.raises(InputError, match="positions are learned up to 5"):
         short.scores(plain, plain.gold, plain.mask)
-    for wrong in ({"hidden": 0}, {"embedding": 0}, {"dropout": 1.0}):
-        with pytest.raises(InputError):
-            Field(**wrong)
-    for spec, wrong in ((Masked, {"layers": 0}), (Masked, {"positions": "none"}), (ConditionalMasked, {"longest": 0})):
-        with pytest.raises(InputError):
-            spec(**wrong)

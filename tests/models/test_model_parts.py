@@ -8,13 +8,13 @@ from model_cases import CASES, SYMBOLS, batch_for
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from unforced.models import lstm
 from unforced.models.layers import Convolution, ConvolutionalEncoder, Memory
-from unforced.models.lstm import AdditiveAttention, LSTMEncoder, additive_scores
+from unforced.models.lstm import AdditiveAttention, LSTMEncoder
 from unforced.models.transformer import Cache, DecoderBlock, EncoderBlock, sinusoids, split_heads
-from unforced.ops.kernels import Deferred, dropout
+from unforced.ops import kernels
+from unforced.ops.kernels import additive_scores, dropout
 from unforced.ops.masks import length_mask
-from unforced.types import Batch
+from unforced.types import Batch, Symbols
 
 
 def close(a: torch.Tensor, b: torch.Tensor, atol: float = 1e-10) -> None:
@@ -32,7 +32,7 @@ def plain_context(module: AdditiveAttention, queries: torch.Tensor, memory: Memo
 
 @pytest.mark.parametrize("chunk", [1, 40, 1 << 19])
 def test_additive_attention_is_bahdanaus(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lstm, "_CHUNK", chunk)
+    monkeypatch.setattr(kernels, "_CHUNK", chunk)
     torch.manual_seed(0)
     module = AdditiveAttention(query=4, memory=6, size=5).double()
     states = torch.randn(3, 4, 6, dtype=torch.float64, requires_grad=True)
@@ -182,27 +182,12 @@ def test_dropout_drops_its_share_and_keeps_the_mean() -> None:
 @pytest.mark.parametrize("image", [(1, 1, 1), (1, 8, 8), (3, 24, 24), (3, 7, 10)])
 def test_the_convolutional_encoder_takes_any_size(image: tuple[int, int, int]) -> None:
     encoder = ConvolutionalEncoder(image, Convolution((4, 8, 6)), width=5)
-    states = encoder.encode(torch.randn(2, *image))
+
+    def encode(images: torch.Tensor) -> torch.Tensor:
+        gold = torch.zeros(len(images), 1, dtype=torch.long)
+        return encoder(Batch(gold, gold, gold == 0, Symbols(0, 1, 2), source=images)).states
+
+    states = encode(torch.randn(2, *image))
     assert states.shape == (2, -(-image[1] // 4) * -(-image[2] // 4), 5)
-    alone = encoder.encode(torch.zeros(1, *image))
-    close(encoder.encode(torch.cat([torch.zeros(1, *image), torch.ones(1, *image)]))[:1], alone, atol=1e-6)
-
-
-def test_deferred_products_have_the_gradients_of_plain_ones():
-    """Linear, mixture and lookup of one matrix over several steps, against autograd's own sums; twice in a row."""
-    torch.manual_seed(0)
-    weight = torch.randn(9, 4, dtype=torch.float64, requires_grad=True)
-    xs = [torch.randn(3, 4, dtype=torch.float64, requires_grad=True) for _ in range(3)]
-    ids = torch.tensor([1, 1, 8])
-
-    def total(linear, mix, rows):
-        return sum((mix(linear(x).softmax(-1)) * rows(ids) * x).square().sum() for x in xs)
-
-    for _ in range(2):
-        deferred = Deferred(weight)
-        mine = torch.autograd.grad(total(deferred.linear, deferred.mix, deferred.rows), [weight, *xs])
-        plain = torch.autograd.grad(
-            total(lambda x: x @ weight.T, lambda x: x @ weight, lambda i: weight[i]), [weight, *xs]
-        )
-        for a, b in zip(mine, plain):
-            torch.testing.assert_close(a, b)
+    alone = encode(torch.zeros(1, *image))
+    close(encode(torch.cat([torch.zeros(1, *image), torch.ones(1, *image)]))[:1], alone, atol=1e-6)

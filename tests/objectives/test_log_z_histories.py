@@ -1,4 +1,4 @@
-"""log Z behind right and wrong histories, against one pass for each history."""
+"""log Z after right and wrong histories, compared with one pass for each history."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -13,7 +13,7 @@ from unforced.models.lstm import LSTM
 from unforced.models.toy import Toy
 from unforced.models.transformer import Causal, Transformer
 from unforced.objectives.cross_entropy import CrossEntropy
-from unforced.objectives.feeding import PICKS, coins
+from unforced.objectives.model_tokens import PICKS, draw_replaced
 from unforced.objectives.parallel_scheduled_sampling import ParallelScheduledSampling
 from unforced.objectives.scheduled_sampling import ScheduledSampling
 from unforced.ops import random_streams
@@ -37,7 +37,7 @@ def three_tokens(rows: int = N) -> Batch:
 
 def mixed(objective: ParallelScheduledSampling, model: Any, batch: Batch, seed: int = 0) -> Tensor:
     keys = random_streams.keys(batch, torch.Generator().manual_seed(seed))
-    prefix, _ = objective.mixed(model, batch, model.start(batch), keys, objective.p)
+    prefix, _ = objective.mix_prefix(model, batch, model.start(batch), keys, objective.p)
     return prefix
 
 
@@ -81,7 +81,7 @@ def test_enough_passes_equal_sequential_scheduled_sampling_in_distribution() -> 
     keys = random_streams.keys(batch, torch.Generator().manual_seed(9))
     sequential = counts(
         ScheduledSampling(feed="sample").roll_out(
-            model, batch, model.start(batch), coins(keys, batch, 0.4), random_streams.branch(keys, PICKS)
+            model, batch, model.start(batch), draw_replaced(keys, batch, 0.4), random_streams.branch(keys, PICKS)
         )
     )
     seen = (parallel + sequential) > 10
@@ -94,7 +94,7 @@ def test_argmax_passes_converge_to_greedy_decoding() -> None:
     model, batch = toy(3), three_tokens(1)
     prefix = mixed(ParallelScheduledSampling(passes=3, p=1.0, pick="argmax"), model, batch)
     sequential = ScheduledSampling(feed="argmax").roll_out(
-        model, batch, model.start(batch), coins(torch.tensor([1]), batch, 0.0), torch.tensor([1])
+        model, batch, model.start(batch), draw_replaced(torch.tensor([1]), batch, 0.0), torch.tensor([1])
     )
     assert torch.equal(prefix, sequential)
 

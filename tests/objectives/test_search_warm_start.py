@@ -7,7 +7,7 @@ import pytest
 
 import unforced
 from unforced.decoding.beam import Beam
-from unforced.decoding.soft_beam import SoftBeam
+from unforced.decoding.soft_beam import SoftBeamSearch
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,10 @@ def test_training_for_the_search_goes_on_from_a_self_normalised_model(data, scor
     task = unforced.task("tagging", train=str(data), hold_out=0.2, log_z=True)
     model = unforced.model("lstm", attention="fixed", hidden=16, embedding=8, dropout=0.0, bidirectional=False)
     options = {"learning_rate": 2e-2, "batch_tokens": 200, "log_every": 2, "quiet": True}
-    decoders = {"hard": Beam(3, scores=scores, finished="stay", length_penalty=0.0), "soft": SoftBeam(3, scores=scores)}
+    decoders = {
+        "hard": Beam(3, scores=scores, finished="stay", length_penalty=0.0),
+        "soft": SoftBeamSearch(3, scores=scores),
+    }
     start = unforced.objective("self_normalized", strength=0.1)
     first = unforced.fit(
         model, task, start, tmp_path / "first", epochs=12, decoding=decoders, validate="hard", **options

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from unforced.decoding import search
-from unforced.decoding.soft_beam import Offer, all_of, among, best_of
-from unforced.decoding.soft_beam import SoftBeam as SoftBeamDecoder
+from unforced.decoding.soft_beam import Continuations, all_candidates, best_candidates, mixtures
 from unforced.errors import InputError
 from unforced.models.lstm import LSTM
 from unforced.models.toy import Toy
@@ -18,7 +17,6 @@ from unforced.models.transformer import Causal
 from unforced.objectives.costs import Table
 from unforced.objectives.minimum_risk import MinimumRisk
 from unforced.objectives.soft_beam import SoftBeam
-from unforced.ops.relaxations import soft_top_k
 from unforced.types import Batch, Loss, Progress, Sizes, Symbols
 
 SYMBOLS = Symbols(pad=0, bos=1, eos=2, banned=(0, 1))
@@ -54,7 +52,7 @@ def outputs(steps: int, size: int, done: bool = False) -> Iterator[list[int]]:
 
 
 def augmented(model: Any, output: list[int], gold: list[int]) -> float:
-    """The global score of an output, and one for each token that isn't the gold's, padding among them."""
+    """The global score of an output, and one for each token that isn't the gold's, padding mixtures them."""
     total, last = 0.0, 1
     for token, right in zip(output, gold):
         if token != 0:
@@ -146,7 +144,7 @@ def test_the_bound_holds_where_banned_tokens_score_best() -> None:
     for _ in range(300):
         scores = 2 * torch.randn(1, k, v, generator=rng, dtype=torch.float64)
         scores[:, :, banned] += 6
-        offer = Offer(
+        offer = Continuations(
             torch.randn(1, k, generator=rng, dtype=torch.float64),
             torch.ones(1, k, dtype=torch.bool),
             scores,
@@ -157,7 +155,10 @@ def test_the_bound_holds_where_banned_tokens_score_best() -> None:
             torch.rand(1, k, generator=rng) < 0.7,
         )
         keep, alpha = (int(torch.randint(3, 30, (), generator=rng)), float(5 * torch.rand((), generator=rng)) + 0.1)
-        whole, some = among(all_of(offer), k, alpha), among(best_of(offer, scores, keep), k, alpha)
+        whole, some = (
+            mixtures(all_candidates(offer), k, alpha),
+            mixtures(best_candidates(offer, scores, keep), k, alpha),
+        )
         left = 1 - weight_of(some, whole, v)
         seen += bool(some.bound.isinf().any())
         assert (left <= some.bound.unsqueeze(1) + 1e-9).all()
@@ -165,10 +166,10 @@ def test_the_bound_holds_where_banned_tokens_score_best() -> None:
 
 
 def weight_of(some: Any, whole: Any, v: int) -> Tensor:
-    """What the candidates of a choice among some have in the choice among all: [B,K]."""
+    """What the candidates of a choice mixtures some have in the choice mixtures all: [B,K]."""
     places = some.candidates.parents * v + some.candidates.tokens
     weights = whole.log_weights.exp().gather(2, places.unsqueeze(1).expand(-1, whole.peaks.shape[1], -1))
-    return (weights * some.candidates.there.unsqueeze(1)).sum(dim=2)
+    return (weights * some.candidates.valid.unsqueeze(1)).sum(dim=2)
 
 
 # ---- costs and temperatures of one's own ----
@@ -182,20 +183,10 @@ def test_tables_of_costs_are_looked_at() -> None:
             loss_of(SoftBeam(cost=Table(lambda _: table), loss=loss), model, batch)
         return str(refused.value)
 
-    assert "for 4 tokens has none for the token" in complaint(torch.ones(1, 3, 4))
+    assert "costs of 4 tokens, none for token" in complaint(torch.ones(1, 3, 4))
     odd = torch.ones(1, 3, 6)
     odd[0, 1, 4] = torch.nan
     for loss in ("direct", "hinge"):
-        assert "must be finite" in complaint(odd, loss)
+        assert "must have finite entries" in complaint(odd, loss)
     with pytest.raises(InputError, match="minimum_risk judges whole outputs, and Table single tokens"):
         MinimumRisk(cost=Table(lambda _: odd))  # type: ignore[arg-type]
-
-
-def test_temperatures_beyond_single_precision() -> None:
-    model, batch = toy(400).float(), batch_of([3, 4, 2])
-    found = SoftBeamDecoder(alpha=1e40, keep=None, max_length=4)(model, batch)
-    assert found.scores.isfinite().all()
-    assert soft_top_k(torch.tensor([0.0, 3.0, 1.0]), 2, alpha=1e40).tolist() == [[0, 1, 0], [0, 0, 1]]
-    for k, alpha, word in ((0, 1.0, "k must lie between 1 and 3"), (4, 1.0, "k must"), (2, -1.0, "alpha")):
-        with pytest.raises(InputError, match=word):
-            soft_top_k(torch.zeros(3), k, alpha)

@@ -8,7 +8,7 @@ from test_soft_beam_training import BOTH, ENDED, FIXED, SPECS, gradient, loss_of
 from torch import nn
 
 from unforced.decoding import soft_beam
-from unforced.decoding.soft_beam import SoftBeam as Decoder
+from unforced.decoding.soft_beam import SoftBeamSearch as Decoder
 from unforced.objectives.cross_entropy import CrossEntropy
 from unforced.objectives.soft_beam import SoftBeam
 from unforced.types import Sizes

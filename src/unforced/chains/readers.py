@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from unforced.energy import energies
 from unforced.energy.energies import Over
 from unforced.errors import InputError
-from unforced.huggingface.batches import batch as huggingface_batch
-from unforced.huggingface.masked import WrappedMasked, split
-from unforced.huggingface.model_spec import Folder
+from unforced.huggingface.batches import make_batch
+from unforced.huggingface.masked import WrappedMasked
+from unforced.huggingface.model_spec import PretrainedFolder
 from unforced.huggingface.wrap import wrap
-from unforced.protocols import Codec, FittedTask, Split
+from unforced.protocols import Codec, FittedTask, Split, SupportsLengths
 from unforced.tasks.tokenization import Characters, Pieces, TextCoder
 from unforced.training.loading import fastest_device, load
 from unforced.training.run_folder import RunFolder
@@ -82,11 +82,11 @@ class Reader(ABC):
         """The same sources with room for outputs of ``length`` tokens, or as many as the model guesses."""
         if length is not None:
             return energies.canvas(batch, torch.full((len(batch),), length, device=self.device))
-        guess = getattr(self.model, "lengths", None)
-        if not callable(guess):
-            raise InputError(f"{self.name}: guesses no lengths: give one")
         with torch.no_grad():
-            return energies.canvas(batch, guess(batch, 1).squeeze(1))
+            scores = self.model.length_scores(batch) if isinstance(self.model, SupportsLengths) else None
+        if scores is None:
+            raise InputError(f"{self.name}: the model does not predict lengths: set a length")
+        return energies.canvas(batch, scores.topk(1, dim=1).indices.squeeze(1) + 1)
 
     def word_numbers(self, sentences: Sequence[Sentence], batch: Batch) -> Tensor:
         """[B,T] the number of the word that each token belongs to, −1 for none."""
@@ -239,7 +239,7 @@ class HuggingFaceReader(Reader):
 
     def __init__(self, name: str, model: WrappedMasked, tokenizer: Any, task: FittedTask | None = None) -> None:
         self.name, self.tokenizer, self.task = name, tokenizer, task
-        self.model = split(model.to(fastest_device()).eval())
+        self.model = model.to(fastest_device()).eval()
         network: Any = model.model
         self.size = int(network.get_output_embeddings().weight.shape[0])
         said = int(getattr(tokenizer, "model_max_length", None) or UNLIMITED)
@@ -280,7 +280,7 @@ class HuggingFaceReader(Reader):
         ids = torch.tensor([row + [pad] * (longest - len(row)) for row in rows])
         attended = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
         numbers = torch.arange(len(rows), device=self.device)
-        return huggingface_batch(self.model, ids.to(self.device), attended.to(self.device), ids=numbers)
+        return make_batch(self.model, ids.to(self.device), attended.to(self.device), ids=numbers)
 
     def examples(self, split: Split, count: int) -> list[Sentence]:
         return super().examples(split, count) if self.task is None else _examples(self.task, split, count)
@@ -309,7 +309,7 @@ class HuggingFaceReader(Reader):
 
 def _from_folder(folder: Path) -> tuple[Any, Any]:
     """Model and tokenizer of a folder that ``save_pretrained`` wrote for a masked model."""
-    place = Folder(str(folder))
+    place = PretrainedFolder(str(folder))
     names = getattr(place.config(), "architectures", None) or []
     if names and not any(part in name for name in names for part in ("MaskedLM", "PreTraining")):
         raise InputError(f"{folder}: holds a {names[0]}, which is no masked model")

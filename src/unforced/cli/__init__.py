@@ -5,11 +5,7 @@ What the user got wrong is one line on standard error and exit code 2.
 
 import os
 import sys
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
-from typing import TextIO
+from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError, Parameter
 
@@ -17,10 +13,7 @@ from unforced import __version__
 from unforced.cli.energy import sample, score
 from unforced.cli.inspect import data, list_, plot, show
 from unforced.cli.train import compare, decode, evaluate, report, train
-from unforced.errors import InputError
-
-PACKAGE = Path(__file__).parent.parent
-_SHOWN = warnings.showwarning
+from unforced.errors import InputError, plain_warnings
 
 app = App(
     name="unforced",
@@ -41,16 +34,8 @@ app.command(list_, name="list")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line and give its exit code."""
-    with warnings_as_sentences():
+    with plain_warnings():
         return _run(sys.argv[1:] if argv is None else list(argv))
-
-
-@contextmanager
-def warnings_as_sentences() -> Iterator[None]:
-    """Print the library's own warnings without the line of code that they come from."""
-    with warnings.catch_warnings():
-        warnings.showwarning = _say
-        yield
 
 
 def _run(argv: Sequence[str]) -> int:
@@ -69,21 +54,6 @@ def _run(argv: Sequence[str]) -> int:
     except OSError as error:
         complain(error)
         return 1
-
-
-def _say(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
-    """The library's warnings as sentences, without the line of code that they come from; others as they are."""
-    if category is UserWarning and Path(filename).is_relative_to(PACKAGE):
-        print(f"unforced: warning: {message}", file=sys.stderr)
-    else:
-        _SHOWN(message, category, filename, lineno, file, line)
 
 
 def complain(error: Exception) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from unforced.reports.tables import table
+from unforced.reports.tables import print_table
 
 
 def score(
@@ -190,7 +190,7 @@ def sample(
         report = {**found.report(), "folder": str(found.folder), "picture": str(found.picture)}
         print(json.dumps({key: _finite(value) for key, value in report.items()}))
     else:
-        table(("what", "value"), found.rows())
+        print_table(("what", "value"), found.rows())
     for warning in found.warnings():
         print(f"unforced: {warning}", file=sys.stderr)
 

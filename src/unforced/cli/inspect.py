@@ -8,7 +8,7 @@ from typing import Annotated, Literal, get_args
 from cyclopts import Parameter
 
 from unforced.errors import InputError
-from unforced.reports.tables import table
+from unforced.reports.tables import print_table
 
 Kind = Literal["objectives", "tasks", "models", "decoders", "schedules", "costs", "kernels", "recipes"]
 
@@ -30,13 +30,13 @@ def list_(kind: Kind | None = None, /, *, json_: Annotated[bool, Parameter(name=
         if json_:
             print(json.dumps(parts, indent=2))
         else:
-            table(("part", "names"), [(part, ", ".join(names)) for part, names in parts.items()])
+            print_table(("part", "names"), [(part, ", ".join(names)) for part, names in parts.items()])
         return
     found = entries(kind)
     if json_:
         print(json.dumps(found, indent=2, ensure_ascii=False))
     else:
-        table(("name", "what it is"), [(entry["name"], entry["summary"]) for entry in found])
+        print_table(("name", "what it is"), [(entry["name"], entry["summary"]) for entry in found])
 
 
 def show(recipe: str, /, *overrides: str, variant: str | None = None, plot: Path | None = None) -> None:
@@ -126,6 +126,6 @@ def data() -> None:
         if len(entry.missing) == len(entry.dataset.files):
             state = "missing"
         rows.append((entry.dataset.folder, state, entry.dataset.title, entry.dataset.origin, entry.dataset.licence))
-    table(("folder", "state", "what it is", "origin", "licence"), rows)
+    print_table(("folder", "state", "what it is", "origin", "licence"), rows)
     if root() is None:
         print(f"Set {VARIABLE} to the folder that holds these folders.", file=sys.stderr)

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from unforced.errors import InputError
-from unforced.reports.tables import table
+from unforced.reports.tables import print_table
 
 
 def train(
@@ -76,7 +76,7 @@ def evaluate(
 
     scores = api.evaluate(run, split, decoder, checkpoint=checkpoint, quiet=quiet)
     rows = [(name, metric, f"{score:.4f}") for name, all in scores.items() for metric, score in all.items()]
-    table(("decoder", "metric", "score"), rows)
+    print_table(("decoder", "metric", "score"), rows)
 
 
 def decode(

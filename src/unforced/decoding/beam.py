@@ -1,4 +1,4 @@
-"""Beam search, in which finished hypotheses leave the beam for a pool, or stay in it."""
+"""Beam search: finished hypotheses leave the beam for a pool, or stay in it."""
 
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -6,7 +6,17 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from unforced.decoding.search import Constraints, HardMove, Record, Selection, check_lengths, hypotheses, limits, search
+from unforced.decoding.search import (
+    Constraints,
+    HardMove,
+    Nodes,
+    ScoreType,
+    Selection,
+    check_lengths,
+    hypotheses,
+    limits,
+    search,
+)
 from unforced.errors import InputError
 from unforced.models.modes import evaluation_mode
 from unforced.ops.topk import top, top_continuations
@@ -18,14 +28,14 @@ EarlyStopping = Literal["heuristic", "full", "never"]
 
 
 class PoolMemory(NamedTuple):
-    """The beam and the pool of an example, both of K; −inf where a place is empty. All [B,K] but ``limits``."""
+    """The beam and the pool of each example, K places each, −inf if empty; all [B,K] except ``limits``."""
 
     log_probs: Tensor  # of the running hypotheses, best first
-    nodes: Tensor  # the running hypotheses' nodes in the last step's record
-    pool_scores: Tensor  # what finished hypotheses are ranked by, best first
+    nodes: Tensor  # their nodes in the record of the last step
+    pool_scores: Tensor  # of finished hypotheses, best first
     pool_log_probs: Tensor
     pool_ends: Tensor  # their last step
-    pool_nodes: Tensor  # their node in that step's record
+    pool_nodes: Tensor  # their node in the record of that step
     limits: Tensor  # [B]
 
 
@@ -33,8 +43,8 @@ class PoolMemory(NamedTuple):
 class Pool:
     """Finished hypotheses leave the beam: the beam search of Hugging Face's ``generate``.
 
-    Of the best 2K continuations those that end (by EOS, or because it is the last step) go to the pool if they are among
-    the best K, with the score log p / length^λ; the best K that do not end run on.
+    Of the best 2K continuations, those that end (by EOS or at the last step) enter the pool if they are among the best K,
+    with the score log p / length^λ. The best K that do not end continue.
     """
 
     constraints: Constraints
@@ -45,7 +55,7 @@ class Pool:
     def begin(self, limits: Tensor) -> PoolMemory:
         log_probs = _first_alone(limits, self.width)
         none = torch.full_like(log_probs, -torch.inf)
-        pool = torch.where(limits.unsqueeze(1) == 0, log_probs, none)  # no step to take: the empty output it is
+        pool = torch.where(limits.unsqueeze(1) == 0, log_probs, none)  # no steps: the empty output
         nodes = torch.zeros_like(log_probs, dtype=torch.long)
         return PoolMemory(log_probs, nodes, pool, pool, nodes - 1, nodes, limits)
 
@@ -54,13 +64,13 @@ class Pool:
         token_scores = self.constraints.token_scores(t, scores)
         so_far = memory.log_probs[:, : scores.shape[1]]
         values, parents, tokens = top_continuations(token_scores, so_far, k if fixed else 2 * k)
-        record = Record(tokens, memory.nodes.gather(1, parents))
+        record = Nodes(tokens, memory.nodes.gather(1, parents))
         ended = self.constraints.is_end(tokens)
         if last is not None:
             ended = ended | last.unsqueeze(1)
         if ended.any():
             memory = self.add_to_pool(t, values[:, :k].masked_fill(~ended[:, :k], -torch.inf), memory)
-            nodes = ended.byte().argsort(dim=1, stable=True)[:, :k]  # the best K that run on
+            nodes = ended.byte().argsort(dim=1, stable=True)[:, :k]  # the best K that continue
             log_probs = values.gather(1, nodes).masked_fill(ended.gather(1, nodes), -torch.inf)
             tokens, parents = tokens.gather(1, nodes), parents.gather(1, nodes)
         else:
@@ -71,7 +81,7 @@ class Pool:
         return Selection(memory, move, record, self.can_improve(t + 1, memory))
 
     def add_to_pool(self, t: int, log_probs: Tensor, memory: PoolMemory) -> PoolMemory:
-        """Keep the best K of the pool and of this step's first K nodes; ``log_probs`` [B,K] is −inf where one runs on."""
+        """Keep the best K of the pool and this step's first K nodes; ``log_probs`` [B,K] is −inf for those that continue."""
         scores = torch.cat([memory.pool_scores, log_probs / (t + 1) ** self.length_penalty], dim=1)
         scores, kept = top(scores, self.width)
         nodes = torch.arange(self.width, device=kept.device).expand_as(kept)
@@ -84,7 +94,7 @@ class Pool:
         )
 
     def can_improve(self, length: int, memory: PoolMemory) -> Tensor:
-        """[B] whether a running hypothesis, now of ``length`` tokens, is still to be let into the pool."""
+        """Return [B] whether a running hypothesis of ``length`` tokens may still enter the pool."""
         best, worst = memory.log_probs[:, 0], memory.pool_scores[:, -1]
         if self.early_stopping == "full":
             return (worst == -torch.inf) & (best > -torch.inf)
@@ -97,19 +107,19 @@ class Pool:
 
 
 class StayMemory(NamedTuple):
-    """The beam of an example; −inf where a place is empty. All [B,K]."""
+    """The beam of each example, −inf where a place is empty; all [B,K]."""
 
     log_probs: Tensor
     finished: Tensor  # bool
-    ends: Tensor  # the last step that was not padding
-    nodes: Tensor  # the node in that step's record
+    ends: Tensor  # the last step before padding
+    nodes: Tensor  # the node in the record of that step
 
 
 @dataclass(frozen=True)
 class Stay:
-    """Finished hypotheses stay in the beam, extended by padding at score 0: the hard limit of the relaxed search.
+    """Finished hypotheses stay in the beam, extended by padding at score 0: the hard limit of the relaxed beam search.
 
-    The beam is ranked by log p; an example ends when the whole beam has finished.
+    The beam is ranked by log p. An example ends when its whole beam has finished.
     """
 
     constraints: Constraints
@@ -138,13 +148,13 @@ class Stay:
         return Selection(
             StayMemory(log_probs, finished, ends, nodes),
             HardMove(tokens, parents, before),
-            Record(tokens, parents),
+            Nodes(tokens, parents),
             ~finished.all(dim=1),
         )
 
 
 def _first_alone(limits: Tensor, width: int) -> Tensor:
-    """[B,K] zeros for the first hypothesis and −inf for the others, which do not exist yet."""
+    """Return [B,K] with 0 for the first hypothesis and −inf for the others, which do not exist yet."""
     log_probs = torch.full((limits.shape[0], width), -torch.inf, device=limits.device)
     log_probs[:, 0] = 0
     return log_probs
@@ -152,34 +162,31 @@ def _first_alone(limits: Tensor, width: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Beam(Options):
-    """Beam search for argmax_y log p(y | x) / |y|^λ, with |y| the number of tokens, EOS included.
+    """Beam search for argmax_y log p(y | x) / |y|^λ, where |y| is the number of tokens, end symbol included.
 
-    ``beam`` is K, ``length_penalty`` λ, ``nbest`` how many outputs are returned for each example (at most K; where
-    fewer exist, the rest are empty with score −inf). ``min_length`` and ``max_length`` are those of
-    ``unforced.decoding.search``. Ties go to the better parent, then to the lower token id.
+    Finished hypotheses leave the beam for a pool of K (``finished="pool"``), as in Hugging Face's ``generate``.
+    ``early_stopping`` decides when the search ends once the pool is full, with the same results as there:
 
-    ``finished`` says what becomes of a hypothesis that has ended. With "pool" it leaves the beam; the search stops for an
-    example as ``early_stopping`` says, once there are K such: "heuristic" when the best running hypothesis, were it to
-    end now, would not enter the pool; "full" at once; "never" only when no running hypothesis can enter any more. These
-    are ``early_stopping`` False, True and "never" of Hugging Face's ``generate``, and so are the results. With "stay" it
-    keeps its place in the beam until better ones push it out, and λ matters in the final ranking only.
+    - "heuristic" (False in ``generate``): when the best running hypothesis would not enter the pool if it ended now;
+    - "full" (True): at once;
+    - "never": when no running hypothesis can enter the pool any more. Global scores have no bound, so the search then
+      runs to the limit.
 
-    ``scores`` "local" adds up log-probabilities, "global" the model's scores as they are; nothing bounds a sum of
-    those, so "never" then runs on to each example's limit.
-
-    >>> from unforced.decoding.beam import Beam
-    >>> Beam(beam=3, length_penalty=0.6).nbest
-    1
+    With ``finished="stay"`` they keep their place in the beam until better hypotheses replace them, and λ matters only
+    in the final ranking. Ties go to the better parent, then to the lower token id. If fewer than ``nbest`` outputs
+    exist, the rest are empty with score −inf.
     """
 
-    beam: Count = 5
-    length_penalty: float = 1.0
-    nbest: Count = 1
-    min_length: Natural = 0
-    max_length: Count | None = None
+    beam: Count = 5  # K
+    length_penalty: float = 1.0  # λ
+    nbest: Count = 1  # number of outputs per example, at most K
+    min_length: Natural = 0  # smallest number of tokens before the end symbol
+    max_length: Count | None = (
+        None  # largest number of tokens, end symbol included; by default it depends on the source
+    )
     finished: Literal["pool", "stay"] = "pool"
-    early_stopping: EarlyStopping = "heuristic"
-    scores: Literal["local", "global"] = "local"
+    early_stopping: EarlyStopping = "heuristic"  # with finished = "pool"
+    scores: ScoreType = "local"  # sum log-probabilities ("local") or the model's unnormalised scores ("global")
 
     def check(self) -> None:
         check_lengths(self.min_length, self.max_length)

@@ -1,12 +1,11 @@
-"""Every possible output and its probability, by enumeration: what search and sampling are tested against."""
+"""Enumerate all outputs of a small model: the oracle of search and sampling."""
 
 from functools import partial
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from unforced.decoding.search import Constraints, check_lengths, limits
+from unforced.decoding.search import Constraints, ScoreType, check_lengths, limits
 from unforced.errors import InputError
 from unforced.models.modes import evaluation_mode
 from unforced.ops import state_rows
@@ -20,15 +19,14 @@ def enumerate_sequences(
     max_length: int | None = None,
     *,
     min_length: int = 0,
-    scores: Literal["local", "global"] = "local",
+    scores: ScoreType = "local",
     most: int = 1_000_000,
 ) -> Hypotheses:
-    """All N outputs that are possible for the one example of ``batch``, the most probable first: [1,N,T].
+    """Return all N possible outputs of the single example in ``batch``, the most probable first: [1,N,T].
 
-    They end in EOS or have exactly as many tokens as the example's limit allows (``unforced.decoding.search``);
-    outputs of probability zero are left out. ``log_probs`` are sums of log-probabilities, or with ``scores`` "global"
-    of the model's scores; ``scores`` of the result is the same. Raises ``InputError`` where there might be more than
-    ``most`` outputs.
+    Outputs end in EOS or have as many tokens as the example's limit (`unforced.decoding.search`). Outputs of probability
+    zero are left out. Both scores of the result are sums of log-probabilities, or with ``scores="global"`` sums of the
+    model's scores. Raise `InputError` if there may be more than ``most`` outputs.
 
     >>> from unforced.models.toy import Toy
     >>> from unforced.types import Sizes, Symbols
@@ -42,12 +40,12 @@ def enumerate_sequences(
     """
     check_lengths(min_length, max_length)
     if len(batch) != 1:
-        raise InputError(f"outputs are enumerated for one example at a time, not for a batch of {len(batch)}")
+        raise InputError(f"enumeration takes one example at a time, got a batch of {len(batch)}")
     constraints = Constraints.of(batch, min_length, scores)
     steps = int(limits(batch, min_length, max_length))
-    prefixes = batch.gold.new_full((1, 1), batch.symbols.bos)  # [n,1+t]: all that have not ended
+    prefixes = batch.gold.new_full((1, 1), batch.symbols.bos)  # [n,1+t]: those that have not ended
     log_probs = torch.zeros(1, device=prefixes.device)
-    ended: list[tuple[Tensor, Tensor]] = []  # of each length
+    ended: list[tuple[Tensor, Tensor]] = []  # for each length
     with evaluation_mode(model):
         state = model.start(batch)
         for t in range(steps):
@@ -62,9 +60,7 @@ def enumerate_sequences(
             prefixes, log_probs, state = prefixes[~end], log_probs[~end], state_rows.keep(state, parents[~end])
             more = len(prefixes) * token_scores.shape[1] if t + 1 < steps else len(prefixes)
             if more + sum(len(log_prob) for _, log_prob in ended) > most:
-                raise InputError(
-                    f"there may be more than {most} outputs of up to {steps} tokens: lower max_length to enumerate"
-                )
+                raise InputError(f"there may be more than {most} outputs of up to {steps} tokens: lower max_length")
             if not len(prefixes):
                 break
     ended.append((prefixes, log_probs))

@@ -1,4 +1,4 @@
-"""What a model would say if it never had to live with its own mistakes."""
+"""Predict each token after the reference tokens: an upper bound for curing exposure bias."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -16,11 +16,11 @@ from unforced.types import Batch, Hypotheses
 
 @dataclass(frozen=True)
 class GoldHistory(Options):
-    """The most probable token at each step **given the gold before it**: ŷ_t = argmax_w log p(w | y*_<t, x).
+    """Take the most probable token at each step **given the reference before it**: ŷ_t = argmax_w log p(w | y*_<t, x).
 
-    It reads the answers, so it is no decoder to use: it measures. What it scores above greedy search is what the model's own
-    mistakes cost it later on, and about the most that a cure of exposure bias could win. Outputs have the gold's length, or
-    end at the first end symbol.
+    This reads the targets, so it is for analysis only. Its lead over greedy search is the cost of the model's own
+    mistakes later in an output, and about the most that a cure of exposure bias can gain. Outputs have the length of the
+    reference, or end at the first end symbol.
 
     >>> import torch
     >>> from unforced.models.toy import Toy
@@ -36,7 +36,7 @@ class GoldHistory(Options):
     def __call__(self, model: StepDecoder, batch: Batch, *, rng: torch.Generator | None = None) -> Hypotheses:
         require(model, "gold_history", "start", "embed", "advance", "score")
         if not bool(batch.mask.any()):
-            raise InputError("gold_history predicts behind the answers, and there are none")
+            raise InputError("gold_history needs targets, and this batch has none")
         pad, end = batch.symbols.pad, batch.symbols.eos
         tokens = torch.full_like(batch.gold, pad)
         log_probs = torch.zeros(tokens.shape, device=tokens.device)

@@ -1,7 +1,7 @@
-"""Ancestral sampling, with temperature, top-k and nucleus, from random numbers that belong to the examples.
+"""Ancestral sampling with temperature, top-k and nucleus.
 
-The uniform number of example e, sample n, step t is a function of the call's seed and of (e, n, t) alone
-(``unforced.ops.random_streams``): with a generator in the same state an example's samples are the same in any batch.
+The random number of example e, sample n and step t depends only on the seed and on (e, n, t): see
+`unforced.ops.random_streams`. The samples of an example do not depend on its batch.
 """
 
 from dataclasses import dataclass
@@ -22,25 +22,20 @@ from unforced.types import Batch, Hypotheses
 
 @dataclass(frozen=True)
 class Sample(Options):
-    """Draw each token from the model: ŷ_t ~ softmax(log p(· | ŷ_<t, x) / temperature), over the tokens allowed.
+    """Draw each token from the model: ŷ_t ~ softmax(log p(· | ŷ_<t, x) / temperature).
 
-    ``top_k`` draws among the k most probable tokens only, ``nucleus`` among the fewest most probable tokens that
-    together have at least that probability (of what top_k left, after the temperature). ``samples`` outputs are
-    drawn for each example, independently, and returned with the most probable first; ``log_probs`` is what the model
-    says of them, with no temperature and nothing cut. ``min_length`` and ``max_length`` are those of
-    ``unforced.decoding.search``. The call needs ``rng``.
-
-    >>> from unforced.decoding.sampling import Sample
-    >>> Sample(temperature=0.7, nucleus=0.9).samples
-    1
+    Samples of an example are independent and returned with the most probable first. ``log_probs`` of the result are the
+    model's own, without temperature and truncation. The call needs ``rng``.
     """
 
     temperature: Positive = 1.0
-    top_k: Count | None = None
-    nucleus: PositiveFraction | None = None
-    samples: Count = 1
-    min_length: Natural = 0
-    max_length: Count | None = None
+    top_k: Count | None = None  # draw among the k most probable tokens only
+    nucleus: PositiveFraction | None = None  # draw among the fewest tokens with at least this probability, after top_k
+    samples: Count = 1  # number of outputs per example
+    min_length: Natural = 0  # smallest number of tokens before the end symbol
+    max_length: Count | None = (
+        None  # largest number of tokens, end symbol included; by default it depends on the source
+    )
 
     def check(self) -> None:
         check_lengths(self.min_length, self.max_length)
@@ -54,12 +49,12 @@ class Sample(Options):
             return best_first(singles(search(model, batch, selector, steps, copies=self.samples), batch))
 
     def keys(self, batch: Batch, rng: torch.Generator) -> Tensor:
-        """Where the random streams start: [B·samples] int64."""
+        """Return the keys of the random streams: [B·samples] int64."""
         numbers = torch.arange(self.samples, device=batch.gold.device)
         return random_streams.branch(random_streams.keys(batch, rng).unsqueeze(1), numbers).flatten()
 
     def pick(self, t: int, token_scores: Tensor, keys: Tensor) -> Tensor:
-        """[B,V] log-probabilities, [B] keys -> [B] tokens."""
+        """Draw tokens [B] from log-probabilities [B,V] with random keys [B]."""
         scores, order = token_scores, None
         if self.top_k is not None and self.top_k < scores.shape[1]:
             scores, order = top(scores, self.top_k)
@@ -67,14 +62,14 @@ class Sample(Options):
             scores, order = scores.sort(dim=1, descending=True, stable=True)
         weights = torch.softmax(scores / self.temperature, dim=1)
         if self.nucleus is not None:
-            before = weights.cumsum(dim=1) - weights  # what the more probable tokens have together
+            before = weights.cumsum(dim=1) - weights  # mass of the more probable tokens
             weights = weights.masked_fill(before >= self.nucleus, 0)
         drawn = random_streams.draw(weights, random_streams.uniform(keys, t))
         return drawn if order is None else order.gather(1, drawn.unsqueeze(1)).squeeze(1)
 
 
 def best_first(drawn: Hypotheses) -> Hypotheses:
-    """The same outputs in order of their scores."""
+    """Sort the outputs of each example by their scores."""
     order = drawn.scores.argsort(dim=1, descending=True, stable=True)
     tokens = drawn.tokens.gather(1, order.unsqueeze(2).expand_as(drawn.tokens))
     return Hypotheses(tokens, *(leaf.gather(1, order) for leaf in drawn[1:]))

@@ -1,134 +1,108 @@
-"""The soft selection of the K best continuations (CRB Algorithm 2), of all of them or, with a certificate, of the best few.
+"""The continuous relaxation of beam search (Goyal et al. 2018, cited as CRB) as a selector and a decoder.
 
-p_i ∝ exp(−α (s̃ − m_i)²) over the k·V continuations, m_i being the i-th largest s̃. Only scores near some m_i carry weight, so it is
-enough to weigh the M best. Were all the others as good as the worst of these, their part of p_i would be
+The soft top-k (CRB Algorithm 2) gives K mixtures p_i ∝ exp(−α (s̃ − m_i)²) over the k·V continuations, where m_i is the i-th
+largest s̃. Only scores near some m_i carry weight, so it is enough to weigh the best M. The mass of p_i on all others is at
+most
 
     (k·V − M) · exp(−α (s̃_(M) − m_i)²) / Z_i
 
-with Z_i summed over those weighed, so it is at most that, as long as no m_i lies below s̃_(M) (padding and banned tokens can bring
-that about). M grows until this bound is under a tolerance for every i.
+with Z_i summed over the weighed continuations, as long as no m_i is below s̃_(M) (padding and banned tokens can cause
+that). M grows until this bound is below a tolerance for every i.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unforced.decoding.search import Constraints, Found, Record, Selection, check_lengths, hypotheses, limits, search
+from unforced.decoding.search import (
+    Constraints,
+    Nodes,
+    ScoreType,
+    SearchResult,
+    Selection,
+    check_lengths,
+    hypotheses,
+    limits,
+    search,
+)
 from unforced.errors import InputError
 from unforced.models.modes import evaluation_mode
 from unforced.ops import state_rows
 from unforced.ops.masks import FLOOR, full_precision, widened
-from unforced.ops.relaxations import around, checked_alpha
+from unforced.ops.relaxations import peaks_log_softmax
 from unforced.ops.topk import top_continuations
 from unforced.options import Count, Fraction, Natural, Options, Positive
 from unforced.protocols import Cost, StepDecoder, require
 from unforced.types import Batch, DecoderState, Hypotheses, Symbols
 
-SHARE = 4  # from a quarter of all continuations on, all are weighed
-EXACT = 4096  # up to so many are weighed in double precision
+# The soft top-k of the continuations
+
+SHARE = 4  # if a quarter of all continuations would be weighed, weigh all
+EXACT = 4096  # up to this many are weighed in double precision
 
 
-class Offer(NamedTuple):
-    """What a step offers: s̃[b,i,w] = so_far[b,i] + scores[b,i,w] (+ extra[b,w]), and padding for what has ended.
+class Continuations(NamedTuple):
+    """The continuations at a step: s̃[b,i,w] = so_far[b,i] + scores[b,i,w] (+ extra[b,w]), and padding of finished mass.
 
-    ``extra`` are the costs that a margin asks for. Where a place of the beam is empty, or has wholly ended, nothing is
-    offered by it; where it has not ended at all, no padding.
+    An empty place of the beam, or one that has ended completely, has none; one that has not ended at all has no padding.
     """
 
     so_far: Tensor  # [B,k]
     runs: Tensor  # [B,k] bool
     scores: Tensor  # [B,k,V]
-    extra: Tensor | None  # [B,V]
+    extra: Tensor | None  # [B,V], costs of a margin
     banned: Tensor  # [·] long
-    pad: int | None = None  # None where outputs have no end
+    pad: int | None = None  # None if outputs have no end
     stayed: Tensor | None = None  # [B,k] s̃ of padding
     stays: Tensor | None = None  # [B,k] bool
 
 
 class Candidates(NamedTuple):
-    """Continuations that are weighed; where ``parents`` and ``tokens`` are None all are, hypothesis by hypothesis."""
+    """The M continuations that are weighed; all of them, by hypothesis, if ``parents`` and ``tokens`` are None."""
 
-    scores: Tensor  # [B,M] s̃, ``FLOOR`` for those that are not there
-    there: Tensor  # [B,M] bool
+    scores: Tensor  # [B,M] s̃, `FLOOR` where not valid
+    valid: Tensor  # [B,M] bool
     parents: Tensor | None = None  # [B,M] long
     tokens: Tensor | None = None  # [B,M] long
-    worst: Tensor | None = None  # [B] s̃_(M), −inf where nothing was left out
-    left: int = 0  # how many were left out
+    worst: Tensor | None = None  # [B] s̃_(M), −inf if nothing was left out
+    left: int = 0  # number of continuations left out
 
 
-class Chosen(NamedTuple):
+class Mixtures(NamedTuple):
     """K mixtures of candidates."""
 
     candidates: Candidates
     log_weights: Tensor  # [B,K,M] log p_i
     peaks: Tensor  # [B,K] m_i
     log_z: Tensor  # [B,K] log Z_i
-    filled: Tensor  # [B,K] bool: with fewer than K candidates places stay empty; their p_i is the first one's
-    bound: Tensor  # [B] on what of any p_i was left out
+    filled: Tensor  # [B,K] bool: false for empty places (fewer than K candidates), which repeat the first mixture
+    bound: Tensor  # [B] upper bound on the mass of any p_i that was left out
 
 
-def soft_top(offer: Offer, k: int, alpha: float, keep: int | None, tolerance: float) -> Chosen:
-    """Choose K mixtures. ``keep`` None weighs all continuations; else the best ``keep``, or more if it takes more."""
-    everything = offer.scores.shape[1] * offer.scores.shape[2]
+def soft_top(offer: Continuations, k: int, alpha: float, keep: int | None, tolerance: float) -> Mixtures:
+    """Choose K mixtures of the best ``keep`` continuations, or more to meet the tolerance; of all if ``keep`` is None."""
+    count = offer.scores.shape[1] * offer.scores.shape[2]
     keep = None if keep is None else max(keep, k)
-    if keep is None or keep * SHARE >= everything:
-        return among(all_of(offer), k, alpha)
+    if keep is None or keep * SHARE >= count:
+        return mixtures(all_candidates(offer), k, alpha)
     with torch.no_grad():
         ranked = offer.scores if offer.extra is None else offer.scores + offer.extra.unsqueeze(1)
-    while keep * SHARE < everything:
-        chosen = among(best_of(offer, ranked, keep), k, alpha)
+    while keep * SHARE < count:
+        chosen = mixtures(best_candidates(offer, ranked, keep), k, alpha)
         if float(chosen.bound.max()) <= tolerance:
             return chosen
-        keep = max(2 * keep, needed(offer, ranked, chosen, alpha, tolerance))
-    return among(all_of(offer), k, alpha)
-
-
-class Truncated(NamedTuple):
-    """A soft top-k of which only some entries were weighed."""
-
-    weights: Tensor  # [...,k,M], each of the k sums to one
-    indices: Tensor  # [...,M] which scores they are
-    bound: Tensor  # [...] on what any of the k mixtures would have had elsewhere
-
-
-def truncated_soft_top_k(scores: Tensor, k: int, alpha: float, keep: int = 64, tolerance: float = 1e-6) -> Truncated:
-    """``relax.soft_top_k`` of scores [...,N] by the best ``keep``, or more until the bound is under ``tolerance``.
-
-    From a quarter of all scores on, all are weighed, and the bound is 0. Gradients flow as in the full form.
-
-    >>> scores = torch.linspace(0, 50, 1000)
-    >>> found = truncated_soft_top_k(scores, 2, alpha=10.0, keep=8)
-    >>> found.indices.shape[0] < 250, bool(found.bound <= 1e-6)
-    (True, True)
-    """
-    n = scores.shape[-1]
-    if not 1 <= k <= n:
-        raise InputError(f"k must lie between 1 and {n}, the number of scores, not {k}")
-    if keep < 1 or not tolerance >= 0:
-        raise InputError(f"keep must be at least 1 and tolerance at least 0, not {keep} and {tolerance}")
-    rows = scores.reshape(-1, 1, n)
-    one = rows.new_zeros(len(rows), 1)
-    nothing = torch.zeros(0, dtype=torch.long, device=scores.device)
-    chosen = soft_top(Offer(one, one == 0, rows, None, nothing), k, checked_alpha(alpha), keep, tolerance)
-    indices = chosen.candidates.tokens
-    if indices is None:
-        indices = torch.arange(n, device=scores.device).expand(len(rows), n)
-    shape, weighed = scores.shape[:-1], indices.shape[1]
-    return Truncated(
-        chosen.log_weights.exp().view(*shape, k, weighed).to(scores.dtype),
-        indices.reshape(*shape, weighed),
-        chosen.bound.view(shape).to(scores.dtype),
-    )
+        keep = max(2 * keep, _needed(offer, ranked, chosen, alpha, tolerance))
+    return mixtures(all_candidates(offer), k, alpha)
 
 
 @torch.no_grad()
-def needed(offer: Offer, ranked: Tensor, chosen: Chosen, alpha: float, tolerance: float) -> int:
-    """How many it takes: those so near the last peak that the rest, all as far as the farthest, has too little weight."""
+def _needed(offer: Continuations, ranked: Tensor, chosen: Mixtures, alpha: float, tolerance: float) -> int:
+    """Estimate how many candidates meet the tolerance if all others are as close to the last peak as the farthest."""
     found, peaks = chosen.candidates, chosen.peaks
     far = (math.log(found.left) - math.log(max(tolerance, 1e-300)) - chosen.log_z).clamp(min=0)
     edges = (peaks - (far / alpha).sqrt()).amin(dim=1, keepdim=True) - offer.so_far  # [B,k]
@@ -136,31 +110,31 @@ def needed(offer: Offer, ranked: Tensor, chosen: Chosen, alpha: float, tolerance
     return int((ranked >= edges.unsqueeze(2)).sum(dim=(1, 2)).max()) + 1
 
 
-def all_of(offer: Offer) -> Candidates:
-    """All continuations."""
+def all_candidates(offer: Continuations) -> Candidates:
+    """Return all continuations."""
     b, k, v = offer.scores.shape
     dtype = _precision(offer.scores, k * v)
     found = offer.so_far.to(dtype).unsqueeze(2) + offer.scores
     if offer.extra is not None:
         found = found + offer.extra.unsqueeze(1).to(dtype)
-    there = offer.runs.unsqueeze(2).expand(b, k, v).index_fill(2, offer.banned, False)
+    valid = offer.runs.unsqueeze(2).expand(b, k, v).index_fill(2, offer.banned, False)
     if offer.stayed is not None and offer.stays is not None:
         column = torch.tensor([offer.pad], device=found.device)
         found = found.index_copy(2, column, offer.stayed.to(dtype).unsqueeze(2))
-        there = there.index_copy(2, column, offer.stays.unsqueeze(2))
-    there = there & (found.detach() > FLOOR / 2)  # the model itself may exclude tokens
-    found = torch.where(there, found, found.new_tensor(FLOOR))
-    return Candidates(found.flatten(1), there.flatten(1))
+        valid = valid.index_copy(2, column, offer.stays.unsqueeze(2))
+    valid = valid & (found.detach() > FLOOR / 2)  # the model itself may exclude tokens
+    found = torch.where(valid, found, found.new_tensor(FLOOR))
+    return Candidates(found.flatten(1), valid.flatten(1))
 
 
-def best_of(offer: Offer, ranked: Tensor, count: int) -> Candidates:
-    """The best ``count`` by ``ranked`` [B,k,V], scores with their extras, and all padding; what is banned is not there."""
+def best_candidates(offer: Continuations, ranked: Tensor, count: int) -> Candidates:
+    """Return the best ``count`` by ``ranked`` [B,k,V] (scores with extras) and all padding; banned ones are not valid."""
     b, k, v = offer.scores.shape
     dtype = _precision(offer.scores, count)
     with torch.no_grad():
         so_far = offer.so_far.to(ranked.dtype).masked_fill(~offer.runs, -torch.inf)
         values, parents, tokens = top_continuations(ranked, so_far, count, ties=False)
-        there = (values > -torch.inf) & ~torch.isin(tokens, offer.banned)
+        valid = (values > -torch.inf) & ~torch.isin(tokens, offer.banned)
     found = offer.so_far.to(dtype).gather(1, parents) + offer.scores.flatten(1).gather(1, parents * v + tokens)
     if offer.extra is not None:
         found = found + offer.extra.gather(1, tokens)
@@ -168,36 +142,36 @@ def best_of(offer: Offer, ranked: Tensor, count: int) -> Candidates:
     if offer.stayed is not None and offer.stays is not None and offer.pad is not None:
         places = torch.arange(k, device=found.device).expand(b, k)
         found = torch.cat([found, offer.stayed.to(dtype)], dim=1)
-        there = torch.cat([there, offer.stays], dim=1)
+        valid = torch.cat([valid, offer.stays], dim=1)
         parents = torch.cat([parents, places], dim=1)
         tokens = torch.cat([tokens, torch.full_like(places, offer.pad)], dim=1)
-    found = torch.where(there, found, found.new_tensor(FLOOR))
-    return Candidates(found, there, parents, tokens, worst, k * v - count)
+    found = torch.where(valid, found, found.new_tensor(FLOOR))
+    return Candidates(found, valid, parents, tokens, worst, k * v - count)
 
 
-def among(found: Candidates, k: int, alpha: float) -> Chosen:
-    """The soft top-k of some candidates, and the bound on what the others could have had."""
-    missing = max(0, k - found.scores.shape[1])
-    peaks = F.pad(found.scores, (0, missing), value=FLOOR).topk(k, dim=1).values  # m_i
+def mixtures(candidates: Candidates, k: int, alpha: float) -> Mixtures:
+    """Return the soft top-k of the candidates and the bound on the mass of the continuations left out."""
+    missing = max(0, k - candidates.scores.shape[1])
+    peaks = F.pad(candidates.scores, (0, missing), value=FLOOR).topk(k, dim=1).values  # m_i
     filled = peaks > FLOOR / 2
     peaks = torch.where(filled, peaks, peaks[:, :1])
-    log_weights = around(found.scores, peaks, alpha, found.there)
+    log_weights = peaks_log_softmax(candidates.scores, peaks, alpha, candidates.valid)
     with torch.no_grad():
-        first = log_weights.argmax(dim=2)  # any candidate with weight tells log Z_i
-        distance = -alpha * (found.scores.gather(1, first) - peaks).square()
-        log_z = distance - log_weights.gather(2, first.unsqueeze(2)).squeeze(2)
-        bound = _bound(found, peaks, log_z, alpha)
-    return Chosen(found, log_weights, peaks, log_z, filled, bound)
+        heaviest = log_weights.argmax(dim=2)  # log Z_i follows from any candidate with weight
+        distance = -alpha * (candidates.scores.gather(1, heaviest) - peaks).square()
+        log_z = distance - log_weights.gather(2, heaviest.unsqueeze(2)).squeeze(2)
+        bound = _bound(candidates, peaks, log_z, alpha)
+    return Mixtures(candidates, log_weights, peaks, log_z, filled, bound)
 
 
-def _bound(found: Candidates, peaks: Tensor, log_z: Tensor, alpha: float) -> Tensor:
-    if found.worst is None or not found.left:
+def _bound(candidates: Candidates, peaks: Tensor, log_z: Tensor, alpha: float) -> Tensor:
+    if candidates.worst is None or not candidates.left:
         return torch.zeros_like(peaks[:, 0])
-    others = math.log(found.left) - alpha * (found.worst.unsqueeze(1) - peaks).square()
+    others = math.log(candidates.left) - alpha * (candidates.worst.unsqueeze(1) - peaks).square()
     bound = (others - log_z).amax(dim=1).exp()
-    few = (found.there.sum(dim=1) < peaks.shape[1]) & (found.worst > -torch.inf)
-    below = (peaks < found.worst.unsqueeze(1)).any(dim=1)  # banned tokens took the places of better ones
-    return bound.masked_fill(few | below, torch.inf)  # those left out would fill the empty places, or be peaks
+    few = (candidates.valid.sum(dim=1) < peaks.shape[1]) & (candidates.worst > -torch.inf)
+    below = (peaks < candidates.worst.unsqueeze(1)).any(dim=1)  # banned tokens took the places of better ones
+    return bound.masked_fill(few | below, torch.inf)  # those left out would fill empty places, or be peaks
 
 
 def _precision(scores: Tensor, count: int) -> torch.dtype:
@@ -205,23 +179,20 @@ def _precision(scores: Tensor, count: int) -> torch.dtype:
     return torch.promote_types(scores.dtype, torch.float64 if wide else torch.float32)
 
 
-# The continuous relaxation of beam search (Goyal et al. 2018, called CRB below).
+# The selector
 
-LEAST = -69.0  # log of a mass that counts as none
-NEGLIGIBLE = 1e-6  # of a mixture, or the tolerance if less: tokens that have less, all together, are not fed
-DONE = -14.0  # log of the mass that may still be running when a decoder stops, if scores can't bring it back
+LEAST = -69.0  # log of a mass that counts as zero
+NEGLIGIBLE = 1e-6  # total share of tokens that are not fed, or the tolerance if that is less
+DONE = -14.0  # log of the running mass at which a decoder stops, if scores are log-probabilities
 
 
 class SoftMove(NamedTuple):
-    """Hypothesis i continues the mixture ``back[b,i]`` of hypotheses, and is fed a mixture of tokens.
-
-    That is ``weights[b,i]`` over the tokens ``tokens[b]``, or over the whole vocabulary where these are None.
-    """
+    """Hypothesis i continues the mixture ``back[b,i]`` of hypotheses and reads the mixture ``weights[b,i]`` of tokens."""
 
     weights: Tensor  # [B,K,M]
-    tokens: Tensor | None  # [B,M] long
+    tokens: Tensor | None  # [B,M] long; None for the whole vocabulary
     back: Tensor  # [B,K,k]
-    negligible: float  # what of a mixture may be left out where it is fed
+    negligible: float  # share of a mixture that may be left out of its embedding
 
     def follow(self, state: DecoderState) -> DecoderState:
         return state_rows.mix(state, self.back)
@@ -238,29 +209,29 @@ class SoftMove(NamedTuple):
 
 
 class SoftMemory(NamedTuple):
-    """What the hypotheses of each example have come to; [B,K] where nothing else is said."""
+    """The hypotheses of each example; [B,K] unless another shape is given."""
 
-    scores: Tensor  # s_i, less ``offset``: the best is 0
+    scores: Tensor  # s_i minus ``offset``: the best is 0
     offset: Tensor  # [B]
     running: Tensor  # log(1 − φ_i), where φ_i is the mass that has ended
     ended: Tensor  # log φ_i
     filled: Tensor  # bool: whether the place holds a hypothesis
     costs: Tensor  # D_i
-    prepared: Tensor | None  # [B,T,…] what costs depend on
-    bound: Tensor  # [B] the largest bound of a step on what was left out
-    kept: Tensor  # [B] continuations weighed, over all steps
+    prepared: Tensor | None  # [B,T,…] from `Cost.prepare`
+    bound: Tensor  # [B] the largest bound of any step on the mass left out
+    kept: Tensor  # [B] number of continuations weighed, over all steps
 
 
 @dataclass(frozen=True)
 class SoftTop:
-    """The soft selector: each of the K hypotheses is a mixture p_i of all continuations. As α grows it becomes ``Stay``.
+    """The soft selector: each of the K hypotheses is a mixture p_i of all continuations (CRB Algorithm 3).
 
         p_1 … p_K = soft top-k of s̃;  b_i[j] = Σ_w p_i[j,w];  a_i[w] = Σ_j p_i[j,w]
         input a_i · E;  state Σ_j b_i[j] h_j;  score Σ p_i s̃;  cost D_i = a_i · d_t + Σ_j b_i[j] D_j
 
-    Where outputs end, φ_i is p_i's mass on EOS and padding, and s̃ is the log of a mixture: s̃[i,w] = s_i + log(1 − φ_i) + f(h_i, w),
-    and s̃[i,pad] = s_i + log φ_i. CRB starts from K equal hypotheses, which stay K copies of one for ever; here there is one at
-    first. The best score is taken off all at each step, which changes nothing but rounding.
+    φ_i is the mass of p_i on EOS and padding, and s̃ the log of a mixture: s̃[i,w] = s_i + log(1 − φ_i) + f(h_i, w) and
+    s̃[i,pad] = s_i + log φ_i. As α grows, this becomes `unforced.decoding.beam.Stay`. CRB starts from K equal hypotheses,
+    which stay equal; here the beam starts with one. The best score is subtracted at each step, for precision.
     """
 
     constraints: Constraints
@@ -269,10 +240,10 @@ class SoftTop:
     keep: int | None
     tolerance: float
     cost: Cost | None = None  # d_t
-    prepared: Tensor | None = None  # [B,T,…] by the cost
+    prepared: Tensor | None = None  # [B,T,…] from `Cost.prepare`
     margin: bool = False  # whether costs are added to s̃ as well
-    watch: Callable[[Tensor], Tensor] | None = None  # what log p_i [B,K,M] of each step goes through
-    tracing: bool = False  # for decoding: record the likeliest path, and stop when all has ended
+    watch: Callable[[Tensor], Tensor] | None = None  # applied to log p_i [B,K,M] at each step
+    tracing: bool = False  # for decoding: record the most probable path, and stop when all mass has ended
 
     def begin(self, limits: Tensor) -> SoftMemory:
         wide = torch.float32 if limits.device.type == "mps" else torch.float64
@@ -284,13 +255,10 @@ class SoftTop:
 
     def select(self, t: int, scores: Tensor, memory: SoftMemory, last: Tensor | None) -> Selection:
         with full_precision(scores.device):
-            return self.selected(t, scores, memory)
-
-    def selected(self, t: int, scores: Tensor, memory: SoftMemory) -> Selection:
-        now = None if memory.prepared is None else memory.prepared[:, t]
-        chosen = soft_top(self.offer(t, scores, memory, now), self.width, self.alpha, self.keep, self.tolerance)
-        dtype = torch.promote_types(scores.dtype, torch.float32)
-        memory, move = self.go_on(chosen, scores.shape[1:], memory, now, dtype)
+            now = None if memory.prepared is None else memory.prepared[:, t]
+            offer = self.continuations(t, scores, memory, now)
+            chosen = soft_top(offer, self.width, self.alpha, self.keep, self.tolerance)
+            memory, move = self.next(chosen, scores, memory, now)
         if not memory.scores.isfinite().all():
             raise InputError(f"the model gave NaN or infinite scores at step {t}")
         running = torch.ones_like(memory.filled[:, 0])
@@ -298,10 +266,10 @@ class SoftTop:
             return Selection(memory, move, None, running)
         done = DONE if self.constraints.kind == "local" else LEAST
         running = (memory.filled & (memory.running > done)).any(dim=1)
-        return Selection(memory, move, likeliest(chosen, scores.shape[2]), running)
+        return Selection(memory, move, most_probable(chosen, scores.shape[2]), running)
 
-    def offer(self, t: int, scores: Tensor, memory: SoftMemory, now: Tensor | None) -> Offer:
-        """s̃, in its parts: CRB Algorithm 3, lines 4 and 5."""
+    def continuations(self, t: int, scores: Tensor, memory: SoftMemory, now: Tensor | None) -> Continuations:
+        """Compute the parts of s̃: CRB Algorithm 3, lines 4 and 5."""
         before, v = scores.shape[1:]
         s, running, ended, filled = (
             x[:, :before] for x in (memory.scores, memory.running, memory.ended, memory.filled)
@@ -309,30 +277,34 @@ class SoftTop:
         scores = widened(scores)
         if self.constraints.kind == "local":
             scores = scores.log_softmax(dim=2)
-        so_far = s + running
         extra = None
         if self.margin and self.cost is not None and now is not None:
             extra = self.cost(now, torch.arange(v, device=scores.device).expand(len(scores), v))
-        offer = Offer(so_far, filled & (running > LEAST), scores, extra, self.constraints.banned_at(t))
+        offer = Continuations(s + running, filled & (running > LEAST), scores, extra, self.constraints.banned_at(t))
         if self.constraints.eos is None:
             return offer
         stayed, pad = s + ended, self.constraints.pad
         if extra is not None:
-            stayed = stayed + extra[:, pad : pad + 1]  # padding where the gold goes on costs, too
+            stayed = stayed + extra[:, pad : pad + 1]  # padding before the end of the reference has a cost, too
         return offer._replace(pad=pad, stayed=stayed, stays=filled & (ended > LEAST))
 
-    def go_on(
-        self, chosen: Chosen, size: torch.Size, memory: SoftMemory, now: Tensor | None, dtype: torch.dtype
+    def next(
+        self, chosen: Mixtures, scores: Tensor, memory: SoftMemory, now: Tensor | None
     ) -> tuple[SoftMemory, SoftMove]:
-        """Scores, costs and ends of the mixtures, and the move to them: CRB Algorithm 3, lines 8 to 15."""
-        (before, v), candidates, filled, log_weights = (size, chosen.candidates, chosen.filled, chosen.log_weights)
+        """Compute scores, costs and ends of the mixtures, and the move to them: CRB Algorithm 3, lines 8 to 15."""
+        (before, v), candidates, filled, log_weights = (
+            scores.shape[1:],
+            chosen.candidates,
+            chosen.filled,
+            chosen.log_weights,
+        )
         if self.watch is not None:
             log_weights = self.watch(log_weights)
         weights = log_weights.exp()  # [B,K,M]
         s = torch.bmm(weights, candidates.scores.unsqueeze(2)).squeeze(2)
         if candidates.tokens is None or candidates.parents is None:
-            whole = weights.unflatten(2, (before, v))
-            back, inputs = whole.sum(dim=3), whole.sum(dim=2)
+            by_parent = weights.unflatten(2, (before, v))
+            back, inputs = by_parent.sum(dim=3), by_parent.sum(dim=2)
             tokens = torch.arange(v, device=s.device).expand(s.shape[0], v)
         else:
             back = torch.bmm(weights, F.one_hot(candidates.parents, before).to(weights.dtype))
@@ -354,52 +326,51 @@ class SoftTop:
             bound=torch.maximum(memory.bound, chosen.bound.to(memory.bound.dtype)),
             kept=memory.kept + candidates.scores.shape[1],
         )
+        dtype = torch.promote_types(scores.dtype, torch.float32)
         return memory, SoftMove(inputs.to(dtype), candidates.tokens, back.to(dtype), min(NEGLIGIBLE, self.tolerance))
 
     def masses(self, log_weights: Tensor, tokens: Tensor | None, before: int, v: int) -> tuple[Tensor, Tensor]:
-        """log(1 − φ_i) and log φ_i, [B,K] each."""
+        """Return log(1 − φ_i) and log φ_i, [B,K] each."""
         if self.constraints.eos is None:
-            nothing = torch.zeros_like(log_weights[:, :, 0])
-            return nothing, nothing + FLOOR
+            zeros = torch.zeros_like(log_weights[:, :, 0])
+            return zeros, zeros + FLOOR
         if tokens is None:
             tokens = torch.arange(v, device=log_weights.device).repeat(before).expand(len(log_weights), -1)
         over = ((tokens == self.constraints.eos) | (tokens == self.constraints.pad)).unsqueeze(1)
         floored = log_weights.clamp(min=FLOOR)
-        return tuple(floored.masked_fill(mask, FLOOR).logsumexp(dim=2) for mask in (over, ~over))  # type: ignore[return-value]
+        return floored.masked_fill(over, FLOOR).logsumexp(dim=2), floored.masked_fill(~over, FLOOR).logsumexp(dim=2)
 
 
-def likeliest(chosen: Chosen, v: int) -> Record:
-    """The token and the hypothesis with the largest weight in each mixture."""
+def most_probable(chosen: Mixtures, v: int) -> Nodes:
+    """Return the token and the hypothesis with the largest weight in each mixture."""
     best = chosen.log_weights.argmax(dim=2)  # [B,K]
     parents, tokens = chosen.candidates.parents, chosen.candidates.tokens
     if parents is None or tokens is None:
-        return Record(best % v, best.div(v, rounding_mode="floor"))
-    return Record(tokens.gather(1, best), parents.gather(1, best))
+        return Nodes(best % v, best.div(v, rounding_mode="floor"))
+    return Nodes(tokens.gather(1, best), parents.gather(1, best))
+
+
+# The decoder
 
 
 @dataclass(frozen=True)
-class SoftBeam(Options):
-    """Decode with the relaxed beam search (CRB section 2.4): its recurrence, and at the end the likeliest path through it.
+class SoftBeamSearch(Options):
+    """Decode with the relaxed beam search (CRB section 2.4) and return the most probable path through it.
 
-    At each step the most probable hypothesis and token of each mixture p_i are noted; they are followed back from the
-    mixture with the best score. As ``alpha`` grows this becomes beam search with ``finished = "stay"``.
-
-    ``beam`` is K; ``scores`` "local" adds up log-probabilities, "global" the model's scores as they are. ``keep`` and
-    ``tolerance`` are those of the objective ``soft_beam``. ``min_length`` and ``max_length`` are those of
-    ``unforced.decoding.search``. The score of an output is that of its mixture.
-
-    >>> from unforced.decoding.soft_beam import SoftBeam
-    >>> SoftBeam(beam=3, alpha=10.0).scores
-    'local'
+    At each step the most probable hypothesis and token of each mixture are recorded. They are followed back from the
+    mixture with the best score, which is the score of the output. As ``alpha`` grows, this becomes beam search with
+    ``finished="stay"``.
     """
 
-    beam: Count = 3
-    alpha: Positive = 10.0
-    scores: Literal["local", "global"] = "local"
-    keep: Count | None = 64
-    tolerance: Fraction = 1e-4
-    min_length: Natural = 0
-    max_length: Count | None = None
+    beam: Count = 3  # K
+    alpha: Positive = 10.0  # inverse temperature of the soft top-k
+    scores: ScoreType = "local"  # sum log-probabilities ("local") or the model's unnormalised scores ("global")
+    keep: Count | None = 64  # number of continuations to weigh at first; all if none
+    tolerance: Fraction = 1e-4  # most mass of a mixture that may be left out
+    min_length: Natural = 0  # smallest number of tokens before the end symbol
+    max_length: Count | None = (
+        None  # largest number of tokens, end symbol included; by default it depends on the source
+    )
 
     def check(self) -> None:
         check_lengths(self.min_length, self.max_length)
@@ -408,27 +379,26 @@ class SoftBeam(Options):
         require(model, "soft_beam", "start", "embed", "embed_mix", "advance", "score")
         check_end(batch.symbols)
         constraints = Constraints.of(batch, self.min_length, self.scores)
-        alpha = checked_alpha(self.alpha)
-        selector = SoftTop(constraints, self.beam, alpha, self.keep, self.tolerance, tracing=True)
+        selector = SoftTop(constraints, self.beam, self.alpha, self.keep, self.tolerance, tracing=True)
         with evaluation_mode(model):
-            found = search(model, batch, selector, limits(batch, self.min_length, self.max_length))
-            return read_back(found, batch)
+            result = search(model, batch, selector, limits(batch, self.min_length, self.max_length))
+            return read_back(result, batch)
 
 
-def read_back(found: Found, batch: Batch) -> Hypotheses:
-    """The path that leads to the best mixture of each example, up to its first end."""
-    memory: SoftMemory = found.memory
+def read_back(result: SearchResult, batch: Batch) -> Hypotheses:
+    """Return the path that leads to the best mixture of each example, up to its first end symbol."""
+    memory: SoftMemory = result.memory
     scores, nodes = memory.scores.masked_fill(~memory.filled, -torch.inf).max(dim=1, keepdim=True)
     ends = torch.full_like(nodes, -1)
-    for t, (examples, _) in enumerate(found.trace):
+    for t, (examples, _) in enumerate(result.trace):
         ends[examples] = t
     scores = scores + memory.offset.unsqueeze(1)
-    tokens, lengths, *rest = hypotheses(found, batch, ends, nodes, scores, scores)
+    tokens, lengths, *rest = hypotheses(result, batch, ends, nodes, scores, scores)
     symbols = batch.symbols
     if symbols.eos is None:
         return Hypotheses(tokens, lengths, *rest)
-    open_ = (tokens != symbols.eos) & (tokens != symbols.pad)  # [B,1,T]
-    before = open_.long().cumprod(dim=2).sum(dim=2)
+    running = (tokens != symbols.eos) & (tokens != symbols.pad)  # [B,1,T]
+    before = running.long().cumprod(dim=2).sum(dim=2)
     closed = F.pad(tokens == symbols.eos, (0, 1)).gather(2, before.unsqueeze(2)).squeeze(2)
     lengths = torch.minimum(lengths, before + closed)
     steps = torch.arange(tokens.shape[2], device=tokens.device)
@@ -436,9 +406,9 @@ def read_back(found: Found, batch: Batch) -> Hypotheses:
 
 
 def check_end(symbols: Symbols) -> None:
-    """Raise ``InputError`` where the relaxed search can't tell an end from what comes behind it."""
+    """Raise `InputError` if the relaxed search cannot tell the end symbol from padding."""
     if symbols.eos is not None and symbols.eos == symbols.pad:
         raise InputError(
-            f"soft_beam needs a padding symbol of its own, and here {symbols.pad} is both padding and the end; "
-            "for a wrapped model, wrap(model, pad=…) gives one"
+            f"soft_beam needs separate ids for padding and the end symbol, but both are {symbols.pad}; "
+            "for a wrapped model, set one with wrap(model, pad=…)"
         )

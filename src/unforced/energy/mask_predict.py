@@ -16,7 +16,7 @@ from unforced.models.modes import evaluation_mode
 from unforced.ops import random_streams
 from unforced.ops.masks import widened
 from unforced.options import Count, Options
-from unforced.protocols import require
+from unforced.protocols import SupportsLengths, require
 from unforced.types import Batch, Hypotheses
 
 
@@ -92,9 +92,12 @@ def output_lengths(model: Any, batch: Batch, method: str, count: int = 1) -> Ten
         if batch.length is None:
             raise InputError("outputs without an end symbol need Batch.length, the length of each output")
         return batch.length.unsqueeze(1)
-    require(model, f"{method} with an end symbol", "lengths")
-    found: Tensor = model.lengths(batch, count)
-    return found
+    scores = model.length_scores(batch) if isinstance(model, SupportsLengths) else None
+    if scores is None:
+        raise InputError(f"{method} with an end symbol needs a model with length_scores, but this one has none")
+    if count > scores.shape[1]:
+        raise InputError(f"lengths must be at most {scores.shape[1]}, the largest length of the model, got {count}")
+    return scores.topk(count, dim=1).indices + 1
 
 
 @dataclass(frozen=True)

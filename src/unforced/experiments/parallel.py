@@ -1,161 +1,183 @@
-"""Runs of a comparison side by side: each in a process of its own, with its share of the cores."""
+"""Run the runs of a comparison, one after another or several at a time in processes of their own."""
 
-import json
+import multiprocessing
 import os
-import re
 import signal
-import subprocess
-import sys
 import threading
-import time
-from collections.abc import Callable, Generator, Sequence
+import traceback
+from collections.abc import Callable, Collection, Generator, MutableSequence, Sequence
 from contextlib import suppress
-from typing import Any
+from multiprocessing.connection import Connection, wait
+from typing import NamedTuple
 
 from rich.text import Text
 
+from unforced.errors import InputError, plain_warnings
 from unforced.experiments.plan import Planned
-from unforced.experiments.runs import Outcome, made
 from unforced.training.distributed import catch_signals
 from unforced.training.progress import Display
 
-STEP = re.compile(r"step (\d+) of (\d+):")  # how a run tells of its progress where it sees no terminal
+Make = Callable[[Planned, bool], None]  # trains and scores a run, quietly if the second argument is true
 PAUSE = 0.2  # seconds between two looks at the processes
 
 
-class Process:
-    """A run that is being made by ``unforced.experiments.child``.
+class Outcome(NamedTuple):
+    """The end of a run; ``failure`` is the reason if it failed."""
 
-    It is told of the run by its standard input, which stays open: when it ends with this process, the child saves what it has and
-    stops. Its answer is one line of JSON on its standard output. What it says on the way is passed on with the run's name before it.
-    """
-
-    def __init__(self, run: Planned, threads: int, display: Display) -> None:
-        self.run, self.display, self.name = run, display, f"{run.label}-{run.seed}"
-        self.now = "begun"  # how far it has come, where there is a bar to show it
-        own = {"PYTHONPATH": os.pathsep.join(sys.path)}  # it finds what this process finds, and nothing else
-        own |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
-        self.child = subprocess.Popen(
-            [sys.executable, "-P", "-m", "unforced.experiments.child"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=os.environ | own,
-            start_new_session=True,  # a terminal's Ctrl-C is for this process, which passes it on once
-        )
-        assert self.child.stdin is not None
-        with suppress(BrokenPipeError):  # it has died already, as its outcome will say
-            self.child.stdin.write(told(run, display.quiet).encode() + b"\n")
-            self.child.stdin.flush()
-        self.listener = threading.Thread(target=self.listen, daemon=True)
-        self.listener.start()
-
-    def listen(self) -> None:
-        assert self.child.stderr is not None
-        with self.child.stderr as lines:
-            for line in lines:
-                text = line.decode(errors="replace").rstrip()
-                step = STEP.match(text)
-                if self.display.live and step:
-                    self.now = f"{step[1]}/{step[2]}"
-                elif text:  # also if quiet: then these are warnings and errors
-                    with suppress(OSError, SystemExit):  # nobody reads any more; the run goes on
-                        self.display.console.print(Text(f"{self.name}: {text}"), soft_wrap=True)
-
-    def outcome(self) -> Outcome | None:
-        """How it ended; None if it has not."""
-        code = self.child.poll()
-        if code is None:
-            return None
-        self.listener.join()
-        assert self.child.stdout is not None
-        assert self.child.stdin is not None
-        with self.child.stdout, suppress(BrokenPipeError), self.child.stdin:
-            answer = self.child.stdout.read().decode().splitlines()[-1:]
-        if answer and answer[0].startswith("{"):  # whatever it may have died of afterwards
-            return Outcome(self.run, failure=json.loads(answer[0])["failure"])
-        names = {number.value: number.name for number in signal.Signals}
-        name = names.get(-code if code < 0 else code - 128)
-        return Outcome(
-            self.run, failure=f"its process was ended by {name}" if name else f"its process ended with code {code}"
-        )
-
-    def stop(self) -> None:
-        """Ask it to save and stop, unless it has ended."""
-        if self.child.poll() is None:
-            self.child.terminate()
-
-    def wait(self) -> None:
-        self.child.wait()
-        self.listener.join()
+    run: Planned
+    failure: str = ""
 
 
-def told(run: Planned, quiet: bool) -> str:
-    """A planned run as a line of JSON, for the child to read."""
-    folder, recipe = str(run.folder), run.recipe.to_toml()
-    words = {"label": run.label, "seed": run.seed, "recipe": recipe, "folder": folder, "needs": run.needs}
-    return json.dumps({**words, "quiet": quiet})
-
-
-def side_by_side(
-    planned: Sequence[Planned],
-    jobs: int,
-    state: Callable[[str, int], str],
-    begin: Callable[[Planned], None],
-    start: Callable[[Planned], Any],
-    display: Display,
+def execute(
+    planned: Sequence[Planned], make: Make, *, done: Collection[Planned] = (), jobs: int = 1, display: Display
 ) -> Generator[Outcome]:
-    """Make runs, up to ``jobs`` at a time, each as soon as those it builds on are there, and tell how each ended. Those that others
-    build on come first, so that nobody waits for them at the end.
+    """Make the runs that are not ``done``, up to ``jobs`` at a time, and yield each when it has ended.
 
-    ``state`` of a label and a seed is "finished", "failed" or neither yet, and is asked anew after each outcome; ``begin`` is
-    called before a run is started, ``start`` starts its process. A signal is passed on to all of them; when they have saved and
-    stopped it ends this process as well.
+    A run starts after those that it needs; if one of these fails, it fails too. With one job, runs are made in this
+    process. With several, each is made in a process of its own, with its share of the threads. SIGTERM and SIGINT are
+    passed on to these processes; when they have saved their checkpoints, this process exits as well.
     """
-    built_on = {(name, run.seed) for run in planned for name in run.needs}
-    waiting = sorted(planned, key=lambda run: (run.label, run.seed) not in built_on)
-    running = list[Any]()
-
-    def told_of(outcome: Outcome) -> Outcome:
-        run, number = outcome.run, len(planned) - len(waiting) - len(running)
-        how = f"failed: {outcome.failure}" if outcome.failure else "finished"
-        how = how if outcome.news else "was trained before"
-        display.say(f"[{number}/{len(planned)}] {run.label}, seed {run.seed}: {how}")
-        return outcome
-
+    ended = {(run.label, run.seed): "" for run in done}
+    waiting = [run for run in planned if run not in done]
+    if jobs == 1:
+        for run in waiting:
+            display.say(f"{run.label}, seed {run.seed}: {run.folder}")
+            failure = _missing(run, ended) or attempt(make, run, display.quiet)
+            yield _report(Outcome(run, failure), ended, len(planned), display)
+        return
+    needed = {(label, run.seed) for run in waiting for label in run.needs}
+    waiting.sort(key=lambda run: (run.label, run.seed) not in needed)  # so that no run waits for them at the end
+    running: list[Worker] = []
     with catch_signals() as signals, display:
-        bar = display.bar("runs", total=len(planned))
+        bar = display.bar("runs", total=len(planned), done=len(ended))
         try:
             while waiting or running:
                 for run in list(waiting):
-                    needs = {name: state(name, run.seed) for name in run.needs}
-                    lost = [name for name, each in needs.items() if each == "failed"]
-                    ready = all(each == "finished" for each in needs.values())
-                    if made(run):
+                    if failure := _missing(run, ended):
                         waiting.remove(run)
-                        yield told_of(Outcome(run, news=False))
-                    elif lost:
+                        yield _report(Outcome(run, failure), ended, len(planned), display)
+                    elif len(running) < jobs and all((label, run.seed) in ended for label in run.needs):
                         waiting.remove(run)
-                        yield told_of(Outcome(run, failure=f"it builds on {lost[0]}, which failed"))
-                    elif ready and len(running) < jobs:
-                        waiting.remove(run)
-                        begin(run)
                         display.say(f"{run.label}, seed {run.seed}: {run.folder}")
-                        running.append(start(run))
-                time.sleep(PAUSE)
+                        running.append(Worker(run, make, jobs, display))
+                wait([worker.process.sentinel for worker in running], timeout=PAUSE)
                 if signals.received is not None:
-                    display.say("stopping: runs that are on their way save what they have learnt")
+                    display.say("stopping: the runs save their checkpoints")
                     raise SystemExit(signals.exit_code)
-                for process in list(running):
-                    outcome = process.outcome()
-                    if outcome is not None:
-                        running.remove(process)
-                        yield told_of(outcome)
-                done = len(planned) - len(waiting) - len(running)
-                bar.move(done, note=", ".join(f"{each.name} {each.now}" for each in running))
+                for worker in [worker for worker in running if not worker.process.is_alive()]:
+                    running.remove(worker)
+                    yield _report(Outcome(worker.run, worker.close()), ended, len(planned), display)
+                bar.move(len(ended), note=", ".join(worker.progress() for worker in running))
         finally:
-            for process in running:
-                process.stop()
-            for process in running:
-                process.wait()
+            for worker in running:
+                worker.process.terminate()
+            for worker in running:
+                worker.close()
             bar.close()
+
+
+def _missing(run: Planned, ended: dict[tuple[str, int], str]) -> str:
+    failed = [label for label in run.needs if ended.get((label, run.seed))]
+    return f"it needs {failed[0]}, which failed" if failed else ""
+
+
+def _report(outcome: Outcome, ended: dict[tuple[str, int], str], total: int, display: Display) -> Outcome:
+    run, failure = outcome
+    ended[run.label, run.seed] = failure
+    display.say(
+        f"[{len(ended)}/{total}] {run.label}, seed {run.seed}: {f'failed: {failure}' if failure else 'finished'}"
+    )
+    return outcome
+
+
+def attempt(make: Make, run: Planned, quiet: bool) -> str:
+    """Make a run and return why it failed, or an empty text."""
+    try:
+        make(run, quiet)
+    except InputError as error:
+        return " ".join(str(error).split())
+    except Exception as error:
+        traceback.print_exc()
+        return " ".join(str(error).split()) or type(error).__name__
+    return ""
+
+
+# One process a run
+
+
+class Worker:
+    """A process that makes one run. What it prints is printed here, after the name of the run."""
+
+    def __init__(self, run: Planned, make: Make, jobs: int, display: Display) -> None:
+        import torch
+
+        self.run, self.display, self.name = run, display, f"{run.label}-{run.seed}"
+        context = multiprocessing.get_context("spawn")
+        self.steps = context.RawArray("q", 2)  # updates made and planned
+        self.result, result = context.Pipe(duplex=False)
+        output, printed = context.Pipe(duplex=False)
+        threads = max(1, torch.get_num_threads() // jobs)
+        words = (make, run, display.quiet, threads, self.steps if display.live else None, result, printed)
+        self.process = context.Process(target=_work, args=words, name=self.name)
+        self.process.start()
+        result.close()
+        printed.close()
+        self.forwarder = threading.Thread(target=self._forward, args=(output,), daemon=True)
+        self.forwarder.start()
+
+    def progress(self) -> str:
+        made, planned = self.steps
+        return f"{self.name} {made}/{planned}" if planned else self.name
+
+    def close(self) -> str:
+        """Wait for the end of the process, and return why it failed or an empty text."""
+        self.process.join()
+        self.forwarder.join()
+        with self.result, suppress(EOFError):
+            failure: str = self.result.recv()
+            return failure
+        code = self.process.exitcode or 0
+        names = {number.value: number.name for number in signal.Signals}
+        name = names.get(-code if code < 0 else code - 128)
+        return f"its process was ended by {name}" if name else f"its process ended with code {code}"
+
+    def _forward(self, output: Connection) -> None:
+        with os.fdopen(os.dup(output.fileno()), "rb") as lines, output:
+            for line in lines:
+                if text := line.decode(errors="replace").rstrip():
+                    with suppress(OSError, SystemExit):  # nobody reads this process's output any more
+                        self.display.console.print(Text(f"{self.name}: {text}"), soft_wrap=True)
+
+
+def _work(
+    make: Make,
+    run: Planned,
+    quiet: bool,
+    threads: int,
+    steps: MutableSequence[int] | None,
+    result: Connection,
+    printed: Connection,
+) -> None:
+    """Make a run in a process of its own."""
+    import torch
+
+    os.setsid()  # a Ctrl-C in the terminal reaches the parent alone, which passes it on
+    for stream in (1, 2):
+        os.dup2(printed.fileno(), stream)
+    printed.close()
+    threading.Thread(target=_stop_with_parent, daemon=True).start()
+    torch.set_num_threads(threads)
+    Display.steps = steps
+    with plain_warnings():
+        result.send(attempt(make, run, quiet))
+
+
+def _stop_with_parent() -> None:
+    """Save and stop, as after SIGTERM, when the parent process ends."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    nowhere = os.open(os.devnull, os.O_WRONLY)  # writing to a closed pipe would be an error
+    for stream in (1, 2):
+        os.dup2(nowhere, stream)
+    os.kill(os.getpid(), signal.SIGTERM)

@@ -1,66 +1,135 @@
-"""One run of a comparison: train it or go on with it, and decode what has no scores yet."""
+"""The contents of run folders; each file is read at most once."""
 
+import sys
+import tomllib
+from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from unforced.errors import InputError
-from unforced.experiments.plan import Planned
-from unforced.protocols import Split
-from unforced.training.loading import load
+from unforced.experiments.comparison import Comparison, read_comparison
 from unforced.training.run_folder import RunFolder
 
-Train = Callable[..., Any]  # (recipe, folder, resume=…, quiet=…), as unforced.training.trainer.train
-Score = Callable[[Planned, Sequence[tuple[Split, str]], bool], Any]  # (run, pairs of split and decoder, quiet)
 
-SPLITS: tuple[Split, ...] = ("dev", "test")
+class Predictions(NamedTuple):
+    """What a decoder put out for each example of a split, as text."""
 
-
-class Outcome(NamedTuple):
-    """How a run ended: by a ``failure`` if there are words for one, and with ``news`` unless all was there before."""
-
-    run: Planned
-    news: bool = True
-    failure: str = ""
+    sources: list[str]
+    answers: list[tuple[str, ...]]
+    outputs: list[str]
 
 
-def undecoded(run: Planned) -> list[tuple[Split, str]]:
-    """The splits and decoders that the run has no scores of."""
-    wanted = [(split, decoder) for split in SPLITS for decoder in run.recipe.decoding]
-    return [pair for pair in wanted if not (run.folder / "scores" / f"{pair[0]}-{pair[1]}.json").is_file()]
+class Run:
+    """The contents of a run folder; ``label`` is the name of its variant in tables.
+
+    Raises `InputError` with file and line where a file is missing or is not what training writes.
+    """
+
+    def __init__(self, path: Path, label: str | None = None) -> None:
+        self.path = path
+        self.folder = RunFolder(path)
+        self.info: dict[str, Any] = self.folder.info()
+        self.name: str = self.info["name"]
+        self.variant: str = self.info["variant"]
+        self.seed: int = self.info["seed"]
+        self.label = label or self.variant
+        self._predictions: dict[tuple[str, str], Predictions] = {}
+
+    @cached_property
+    def recipe_text(self) -> str:
+        return self.folder.recipe()
+
+    @cached_property
+    def recipe(self) -> dict[str, Any]:
+        """The resolved recipe as plain data."""
+        try:
+            return tomllib.loads(self.recipe_text)
+        except tomllib.TOMLDecodeError as error:
+            raise InputError(f"{self.path / 'recipe.toml'}: is not TOML ({error})") from None
+
+    @cached_property
+    def events(self) -> list[dict[str, Any]]:
+        """The lines of ``metrics.jsonl``."""
+        return self.folder.events()
+
+    @property
+    def train(self) -> list[dict[str, Any]]:
+        return [event for event in self.events if event["kind"] == "train"]
+
+    @property
+    def dev(self) -> list[dict[str, Any]]:
+        return [event for event in self.events if event["kind"] == "dev"]
+
+    @cached_property
+    def best(self) -> dict[str, Any] | None:
+        return self.folder.best()
+
+    @cached_property
+    def finished(self) -> dict[str, Any] | None:
+        return self.folder.finished()
+
+    @cached_property
+    def scores(self) -> dict[tuple[str, str], dict[str, Any]]:
+        """The files of ``scores/`` by split and decoder; the [N,D] statistics of each metric are an array."""
+        tables = {}
+        for table in self.folder.scores():
+            for metric in table["metrics"].values():
+                metric["statistics"] = np.array(metric["statistics"], dtype=np.float64)
+            tables[table["split"], table["decoder"]] = table
+        return tables
+
+    def predictions(self, split: str, decoder: str) -> Predictions:
+        if (split, decoder) not in self._predictions:
+            rows = self.folder.predictions(split, decoder)
+            self._predictions[split, decoder] = Predictions(  # equal texts of several runs are kept once
+                [sys.intern("" if row["source"] is None else str(row["source"])) for row in rows],
+                [tuple(sys.intern(str(answer)) for answer in row["answers"]) for row in rows],
+                [sys.intern(row["output"]) for row in rows],
+            )
+        return self._predictions[split, decoder]
 
 
-def made(run: Planned) -> bool:
-    """Whether nothing is left to do: it is trained, and decoded by all decoders."""
-    try:
-        return RunFolder(run.folder).finished() is not None and not undecoded(run)
-    except InputError:  # a broken file, which whoever makes the run will tell of
-        return False
+def read_runs(paths: Sequence[Path]) -> tuple[list[Run], Comparison | None]:
+    """Read the runs in these folders, and their comparison if they are the runs of one.
+
+    A path is a run folder, the folder of a comparison, or a folder of run folders.
+    """
+    if not paths:
+        raise InputError("there is no run to report on; name one or more run folders")
+    for root in [paths[0], *sorted({path.resolve().parent for path in paths})]:
+        if (root / "comparison.json").is_file():
+            comparison = read_comparison(root / "comparison.json")
+            begun = {root / run.folder: run.variant for run in comparison.runs if RunFolder(root / run.folder).exists()}
+            if paths == [root] or {path.resolve() for path in paths} == {path.resolve() for path in begun}:
+                return [Run(path, label) for path, label in begun.items()], comparison
+    expanded = {run.resolve(): run for path in paths for run in _run_folders(path)}
+    return _labelled([Run(path) for path in expanded.values()]), None
 
 
-def make(run: Planned, train: Train, score: Score, quiet: bool) -> None:
-    """Bring a run to its end."""
-    folder = RunFolder(run.folder)
-    if folder.finished() is None:
-        resume = run.folder.is_dir() and any(run.folder.iterdir())
-        train(run.recipe, run.folder, resume=resume, quiet=quiet)
-    if missing := undecoded(run):
-        score(run, missing, quiet)
+def _run_folders(path: Path) -> list[Path]:
+    if RunFolder(path).exists() or not path.is_dir():
+        return [path]
+    if (path / "comparison.json").is_file():
+        inside = [path / run.folder for run in read_comparison(path / "comparison.json").runs]
+    else:
+        inside = sorted(path.iterdir())
+    return [each for each in inside if RunFolder(each).exists()] or [path]
 
 
-def reason(error: BaseException) -> str:
-    """What an error says, in one line."""
-    return " ".join(str(error).split()) or type(error).__name__
-
-
-def score_run(run: Planned, missing: Sequence[tuple[Split, str]], quiet: bool) -> None:
-    """Decode splits with the recipe's decoders, with one loading of the model."""
-    from unforced.training.evaluation import evaluate, write_evaluation
-
-    model, fitted = load(run.folder)
-    for split in dict.fromkeys(split for split, _ in missing):
-        examples = fitted.task.read(split)
-        for decoder in [name for each, name in missing if each == split]:
-            method = run.recipe.decoding[decoder]
-            final = split == "test"  # what is dear is not needed to choose by
-            found = evaluate(model, fitted, examples, method, seed=run.seed, quiet=quiet, final=final)
-            write_evaluation(RunFolder(run.folder), split, decoder, method, found, examples, fitted.codec)
+def _labelled(runs: list[Run]) -> list[Run]:
+    """Label runs by variant, by recipe and variant, or by path: the first that tells them apart."""
+    ways: list[Callable[[Run], str]] = [
+        lambda run: run.variant,
+        lambda run: f"{run.name}/{run.variant}",
+        lambda run: str(run.path),
+    ]
+    if len({run.name for run in runs}) > 1:
+        ways = ways[1:]
+    label = next(way for way in ways if way is ways[-1] or max(Counter((way(r), r.seed) for r in runs).values()) == 1)
+    for run in runs:
+        run.label = label(run)
+    return runs

@@ -1,158 +1,232 @@
-"""Judge the runs of a comparison: intervals, paired tests against the baseline, and scores by length."""
+"""The numbers of a comparison: means, intervals, paired tests, costs and scores by length."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from unforced.errors import InputError
-from unforced.experiments.comparison import Cell, Comparison, LengthBin, Row
+from unforced.experiments.comparison import Cell, Comparison, LengthBin, Measure, Row, RunState
+from unforced.experiments.runs import Run
 from unforced.metrics.significance import interval, paired_bootstrap, paired_test
-from unforced.protocols import Metric
-from unforced.reports.examples import read_picture
-from unforced.reports.runs import Run
+
+if TYPE_CHECKING:
+    from unforced.protocols import Metric  # imports torch, which reports do without
 
 BINS = 5  # of lengths
-FEWEST = 20  # examples in a bin
-WIDE = 100  # metrics whose statistics have more numbers than this are dear to permute ...
-FEW = 1000  # ... so often at most
+MIN_BIN = 20  # examples in a bin
+WIDE = 100  # with more statistics than this, a metric is expensive to permute ...
+WIDE_PERMUTATIONS = 1000  # ... and gets at most so many permutations
+
+
+def summarize(
+    runs: Sequence[Run],
+    *,
+    name: str,
+    description: str = "",
+    command: str = "",
+    baseline: str | None = None,
+    states: Sequence[RunState] = (),
+    notes: Sequence[str] = (),
+    level: float = 0.95,
+) -> Comparison:
+    """Return the scores of these runs as a comparison without intervals and tests."""
+    variants = list(dict.fromkeys(run.label for run in runs))
+    baseline = baseline or (variants[0] if variants else "")
+    split = "test" if any(scored == "test" for run in runs for scored, _ in run.scores) else "dev"
+    measures = _measures(runs, split)
+    rows = []
+    for variant in variants:
+        mine = [run for run in runs if run.label == variant]
+        for decoder in decoders(runs, split):
+            if cells := _cells(mine, split, decoder, measures):
+                rows.append(Row(variant, decoder, _cost(runs, variant, baseline), cells, *_effort(mine)))
+    counts = {table["examples"] for run in runs for (scored, _), table in run.scores.items() if scored == split}
+    ended = [RunState(r.label, r.seed, str(r.path), "finished" if r.finished else "unfinished") for r in runs]
+    return Comparison(
+        name=name,
+        description=description,
+        command=command,
+        baseline=baseline,
+        split=split,
+        examples=counts.pop() if len(counts) == 1 else None,
+        level=level,
+        bootstrap_samples=0,
+        permutations=0,
+        measures=measures,
+        rows=tuple(rows),
+        runs=tuple(states or ended),
+        notes=tuple(notes),
+    )
 
 
 def judge(
     comparison: Comparison,
     runs: Sequence[Run],
-    metrics: Sequence[Metric],
+    metrics: "Sequence[Metric]",
     *,
     samples: int = 1000,
     permutations: int = 10000,
-    sources: bool = False,
+    by_source: bool = False,
 ) -> Comparison:
-    """The summary of these runs (``report.summary``) with intervals, tests and scores by length filled in.
+    """Add intervals, tests and scores by length to the summary of these runs.
 
-    A variant is tested against the baseline with the same decoder, over the seeds that both have finished. Lengths are
-    those of the ``sources``, where these are text, or else of the first answers.
+    Each variant is tested against the baseline with the same decoder, over the seeds that both have. Lengths are those
+    of the sources if ``by_source``, else those of the first references.
     """
-    texts = same_examples(runs, comparison, sources)
-    by_name = {metric.name: metric for metric in metrics}
-    unknown = [measure.name for measure in comparison.measures if measure.name not in by_name]
-    if unknown:
-        raise InputError(
-            f"{unknown[0]}: is in the runs' scores and not among the task's metrics ({', '.join(by_name)})"
-        )
+    texts = _check_references(runs, comparison.split, by_source)
     bins, members, unit = length_bins(texts)
-    widths = [m["width"] for run in runs for found in run.scores.values() for m in found["metrics"].values()]
-    if max(widths, default=0) > WIDE:
-        permutations = min(permutations, FEW)
-    rows: list[Row] = []
-    for decoder in dict.fromkeys(row.decoder for row in comparison.rows):
-        baseline = statistics(runs, comparison.split, comparison.baseline, decoder)
-        for row in [row for row in comparison.rows if row.decoder == decoder]:
-            is_baseline = row.variant == comparison.baseline
-            mine = baseline if is_baseline else statistics(runs, comparison.split, row.variant, decoder)
-            cells = {}
-            for name, cell in row.cells.items():
-                cell = replace(cell, by_length=_by_length(by_name[name], mine[name], members))
-                base = {} if is_baseline else baseline.get(name, {})
-                cells[name] = _judge(cell, by_name[name], mine[name], base, comparison.level, samples, permutations)
-            rows.append(replace(row, cells=cells))
-    order = [(row.variant, row.decoder) for row in comparison.rows]
-    rows.sort(key=lambda row: order.index((row.variant, row.decoder)))
+    scorers = {metric.name: metric for metric in metrics}
+    for measure in comparison.measures:
+        if measure.name not in scorers:
+            known = ", ".join(scorers)
+            raise InputError(f"the runs were scored by {measure.name}, which is no metric of the task ({known})")
+    metric_tables = [metric for run in runs for table in run.scores.values() for metric in table["metrics"].values()]
+    if any(metric["statistics"].shape[1] > WIDE for metric in metric_tables):
+        permutations = min(permutations, WIDE_PERMUTATIONS)
+
+    def judged(row: Row, name: str, cell: Cell) -> Cell:
+        score = scorers[name].score
+        mine = _statistics(runs, comparison.split, row.variant, row.decoder, name)
+        low, high = interval(score, list(mine.values()), level=comparison.level, samples=samples)
+        each = [[score(rows[chosen].sum(axis=0)) for rows in mine.values()] for chosen in members]
+        cell = replace(cell, low=low, high=high, by_length=tuple(float(np.mean(values)) for values in each))
+        baseline = _statistics(runs, comparison.split, comparison.baseline, row.decoder, name)
+        seeds = [seed for seed in mine if seed in baseline]
+        if row.variant == comparison.baseline or not seeds:
+            return cell
+        pair = [mine[seed] for seed in seeds], [baseline[seed] for seed in seeds]
+        change = paired_bootstrap(score, *pair, level=comparison.level, samples=samples)
+        test = paired_test(score, *pair, samples=permutations)
+        return replace(
+            cell,
+            difference=change.difference,
+            difference_low=change.low,
+            difference_high=change.high,
+            p_value=test.p_value,
+            p_examples=test.p_examples,
+        )
+
+    rows = [
+        replace(row, cells={name: judged(row, name, cell) for name, cell in row.cells.items()})
+        for row in comparison.rows
+    ]
     return replace(
         comparison,
         rows=tuple(rows),
         bootstrap_samples=samples,
         permutations=permutations if len({row.variant for row in rows}) > 1 else 0,
         lengths=bins,
-        length_unit=unit and f"{unit} of the {'source' if sources else 'reference'}",
+        length_unit=unit and f"{unit} of the {'source' if by_source else 'reference'}",
     )
 
 
-def statistics(runs: Sequence[Run], split: str, variant: str, decoder: str) -> dict[str, dict[int, np.ndarray]]:
-    """[N,D] statistics by metric and seed, of the runs of a variant that were scored with this decoder."""
-    found: dict[str, dict[int, np.ndarray]] = {}
+def decoders(runs: Iterable[Run], split: str) -> list[str]:
+    """Return the decoders that these runs were scored with, in the order of the recipes."""
+    named = dict.fromkeys(name for run in runs for name in run.recipe.get("decoding", {}))
+    scored = {decoder for run in runs for each, decoder in run.scores if each == split}
+    return [name for name in named if name in scored] + sorted(scored - set(named))
+
+
+def best_seed(runs: Sequence[Run], decoder: str, measure: Measure) -> Run | None:
+    """Return the run with the best development score with this decoder; the smallest seed wins ties."""
+    ranked = []
     for run in runs:
-        if run.label == variant and (split, decoder) in run.scores:
-            for name, rows in run.statistics(split, decoder).items():
-                found.setdefault(name, {})[run.seed] = rows
+        found = _metric(run, "dev", decoder, measure.name)
+        value = found["score"] if found else run.best["score"] if run.best else None
+        if value is not None and not math.isnan(value):
+            ranked.append((-value if measure.higher_is_better else value, run.seed, run))
+    return min(ranked, key=lambda each: each[:2])[2] if ranked else None
+
+
+def _metric(run: Run, split: str, decoder: str, name: str) -> dict[str, Any] | None:
+    found: dict[str, Any] | None = run.scores.get((split, decoder), {"metrics": {}})["metrics"].get(name)
     return found
 
 
-def same_examples(runs: Sequence[Run], comparison: Comparison, sources: bool) -> list[str]:
-    """The source or first answer of every test example, after checking that all runs were tested on the same answers."""
-    first: tuple[Run, list[list[str]]] | None = None
-    texts: list[str] = []
+def _measures(runs: Iterable[Run], split: str) -> tuple[Measure, ...]:
+    found: dict[str, Measure] = {}
     for run in runs:
-        for split, decoder in run.scores:
-            if split != comparison.split:
-                continue
-            rows = run.predictions(split, decoder)
-            answers = [row["answers"] for row in rows]
-            if first is None:
-                first = run, answers
-                texts = [str(row["source"] if sources else (row["answers"] or [""])[0]) for row in rows]
-            elif answers != first[1]:
-                raise InputError(
-                    f"{run.folder.path}: was tested on other references than {first[0].folder.path}, so that the two "
-                    "can't be compared"
-                )
-    return texts
+        for (scored, _), table in run.scores.items():
+            for name, metric in table["metrics"].items() if scored == split else ():
+                found.setdefault(name, Measure(name, metric["higher_is_better"], metric["signature"]))
+    return tuple(found.values())
+
+
+def _cells(runs: Iterable[Run], split: str, decoder: str, measures: Sequence[Measure]) -> dict[str, Cell]:
+    cells = {}
+    scored = sorted((run for run in runs if (split, decoder) in run.scores), key=lambda run: run.seed)
+    chosen = best_seed(scored, decoder, measures[0])
+    for measure in measures:
+        found = [(run.seed, _metric(run, split, decoder, measure.name)) for run in scored]
+        scores = {str(seed): float(metric["score"]) for seed, metric in found if metric and metric["score"] is not None}
+        if scores:
+            values = list(scores.values())
+            cells[measure.name] = Cell(
+                scores={**scores},
+                mean=float(np.mean(values)),
+                sd=float(np.std(values, ddof=1)) if len(values) > 1 else None,
+                best_seed=chosen.seed if chosen else None,
+                best=scores.get(str(chosen.seed)) if chosen else None,
+            )
+    return cells
+
+
+def _cost(runs: Iterable[Run], variant: str, baseline: str) -> float | None:
+    """Seconds per token relative to the baseline's; medians, because a run may have been suspended."""
+    rates = []
+    for label in (variant, baseline):
+        ended = [run.finished for run in runs if run.label == label and run.finished]
+        rates.append(np.median([end["seconds"] / end["tokens"] for end in ended if end["tokens"]] or [0.0]))
+    return float(rates[0] / rates[1]) if all(rates) else None
+
+
+def _effort(runs: Iterable[Run]) -> tuple[float | None, int | None]:
+    """The median of the minutes that finished runs trained, and their threads."""
+    seconds = [run.finished["seconds"] for run in runs if run.finished]
+    threads = {run.info.get("threads") for run in runs if run.finished}
+    return float(np.median(seconds)) / 60 if seconds else None, threads.pop() if len(threads) == 1 else None
+
+
+def _statistics(runs: Iterable[Run], split: str, variant: str, decoder: str, name: str) -> dict[int, np.ndarray]:
+    """[N,D] statistics of a metric by seed."""
+    found = {run.seed: _metric(run, split, decoder, name) for run in runs if run.label == variant}
+    return {seed: metric["statistics"] for seed, metric in found.items() if metric}
+
+
+def _check_references(runs: Sequence[Run], split: str, by_source: bool) -> list[str]:
+    """Raise `InputError` unless all runs have the same references; return the texts whose lengths count."""
+    found = [(run, run.predictions(split, decoder)) for run in runs for each, decoder in run.scores if each == split]
+    for run, predictions in found[1:]:
+        if predictions.answers != found[0][1].answers:
+            raise InputError(f"{run.path} and {found[0][0].path} were tested on different references")
+    sources, answers, _ = found[0][1] if found else ([], [], [])
+    return sources if by_source else [each[0] if each else "" for each in answers]
 
 
 def length_bins(texts: Sequence[str]) -> tuple[tuple[LengthBin, ...], list[np.ndarray], str]:
-    """Bins of the texts' lengths with about as many examples each, the members of each, and the unit.
+    """Return bins of lengths with about as many texts each, the members of each bin, and the unit.
 
-    No bins where texts are pictures, of one length, or too few.
+    There are no bins if texts are images, all of one length, or too few.
 
     >>> length_bins(["a b"] * 30 + ["a b c"] * 20)[0]
     (LengthBin(low=2, high=2, examples=30), LengthBin(low=3, high=3, examples=20))
     """
-    if not texts or read_picture(texts[0]) is not None:
+    if not texts or texts[0].startswith("[["):
         return (), [], ""
     words = any(" " in text for text in texts)
     lengths = np.array([len(text.split()) if words else len(text) for text in texts])
     uppers = sorted({int(np.quantile(lengths, (i + 1) / BINS, method="higher")) for i in range(BINS)})
     edges = [int(lengths.min())]  # where each bin begins
     for upper in uppers[:-1]:
-        enough = np.sum((lengths >= edges[-1]) & (lengths <= upper)) >= FEWEST
-        if enough and np.sum(lengths > upper) >= FEWEST:
+        enough = np.sum((lengths >= edges[-1]) & (lengths <= upper)) >= MIN_BIN
+        if enough and np.sum(lengths > upper) >= MIN_BIN:
             edges.append(upper + 1)
     if len(edges) < 2:
         return (), [], ""
     ends = [edge - 1 for edge in edges[1:]] + [uppers[-1]]
     members = [np.flatnonzero((lengths >= low) & (lengths <= high)) for low, high in zip(edges, ends)]
-    bins = [LengthBin(low, high, len(chosen)) for low, high, chosen in zip(edges, ends, members)]
-    return tuple(bins), members, "words" if words else "characters"
-
-
-def _judge(
-    cell: Cell,
-    metric: Metric,
-    mine: dict[int, np.ndarray],
-    base: dict[int, np.ndarray],
-    level: float,
-    samples: int,
-    permutations: int,
-) -> Cell:
-    low, high = interval(metric.score, list(mine.values()), level=level, samples=samples)
-    cell = replace(cell, low=low, high=high)
-    seeds = [seed for seed in mine if seed in base]
-    if not seeds:
-        return cell
-    pair = [mine[seed] for seed in seeds], [base[seed] for seed in seeds]
-    change = paired_bootstrap(metric.score, *pair, level=level, samples=samples)
-    test = paired_test(metric.score, *pair, samples=permutations)
-    return replace(
-        cell,
-        difference=change.difference,
-        difference_low=change.low,
-        difference_high=change.high,
-        p_value=test.p_value,
-        p_examples=test.p_examples,
-    )
-
-
-def _by_length(metric: Metric, mine: dict[int, np.ndarray], members: list[np.ndarray]) -> tuple[float | None, ...]:
-    """Mean over seeds of the score of each bin's examples."""
-    return tuple(
-        float(np.mean([metric.score(rows[chosen].sum(axis=0)) for rows in mine.values()])) for chosen in members
-    )
+    bins = tuple(LengthBin(low, high, len(chosen)) for low, high, chosen in zip(edges, ends, members))
+    return bins, members, "words" if words else "characters"

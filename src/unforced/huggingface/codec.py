@@ -1,103 +1,32 @@
-"""What objectives ask a codec about the vocabulary, answered by a tokenizer."""
+"""Text and data sets for transformers models: a tokenizer as a codec, and labelled items as examples."""
 
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from unforced.errors import InputError
-from unforced.huggingface.batches import IGNORED, causal_batch, masked_batch
-from unforced.huggingface.decoder import WrappedModel
-from unforced.huggingface.model_spec import Folder
-from unforced.huggingface.parts import Specials, decoder_symbols, masked_symbols, special_ids
-from unforced.types import Batch, Encoded, Example, Sizes
-
-IGNORED_LABEL = -100
+from unforced.huggingface.batches import NOT_SCORED, causal_batch, masked_batch
+from unforced.huggingface.model_spec import PretrainedFolder
+from unforced.huggingface.vocabulary import Kind, ModelVocabulary
+from unforced.types import Batch, Encoded, Example
 
 
-class TokenizerVocabulary:
-    """A tokenizer, or its absence, as the part of a codec that ``fitted(codec, examples)`` looks at."""
+class TokenizerCodec(ModelVocabulary):
+    """Text in and out by the tokenizer of a folder, as batches for the kind of model in it.
 
-    def __init__(self, wrapped: WrappedModel, tokenizer: Any = None) -> None:
-        self.size = scored_tokens(wrapped)
-        self.sizes = Sizes(self.size, self.size)
-        self.tokenizer = tokenizer
-        banned = {*wrapped.symbols.banned, *special_ids(tokenizer)} - {wrapped.symbols.eos}
-        self.symbols = wrapped.symbols._replace(banned=tuple(sorted(banned)))
-        self.unknown_id: int | None = getattr(tokenizer, "unk_token_id", None)
-
-    def token_names(self) -> tuple[str, ...]:
-        """The name of each id that has a score; those that the tokenizer doesn't know are empty."""
-        if self.tokenizer is None:
-            return ("",) * self.size
-        known = min(len(self.tokenizer), self.size)
-        names = self.tokenizer.convert_ids_to_tokens(list(range(known)))
-        return (*("" if name is None else str(name) for name in names), *[""] * (self.size - known))
-
-
-class LabelledExamples(Sequence[Encoded]):
-    """A data set's examples as objectives know them, read when they are asked for."""
-
-    def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __bool__(self) -> bool:
-        return True  # a data set that streams doesn't know how many it has
-
-    def __getitem__(self, number: Any) -> Any:
-        if isinstance(number, slice):
-            return [self[i] for i in range(*number.indices(len(self)))]
-        return encoded(self.dataset[number])
-
-    def __iter__(self) -> Iterator[Encoded]:
-        if hasattr(self.dataset, "__iter__"):
-            return map(encoded, self.dataset)
-        return (self[i] for i in range(len(self)))  # what has items need not say where they end
-
-
-def encoded(item: Any) -> Encoded:
-    """An item of a data set: its labels, or its input ids where it has none."""
-    labels = item["labels"] if "labels" in item else item["input_ids"]
-    target = np.asarray(labels, dtype=np.int64).ravel()
-    source = item.get("input_ids") if hasattr(item, "get") else None
-    return Encoded(None if source is None else np.asarray(source).ravel(), target[target != IGNORED_LABEL].tolist())
-
-
-def scored_tokens(wrapped: WrappedModel) -> int:
-    """How many tokens the model scores."""
-    layer: Any = wrapped.model.get_output_embeddings()  # type: ignore[operator]
-    weight = getattr(layer, "weight", None)
-    if weight is not None and weight.dim() == 2:
-        return len(weight)
-    config: Any = wrapped.model.config
-    text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
-    return int(text.vocab_size)
-
-
-# A task's text through a model's own tokenizer: what stands between a recipe and a Hugging Face model.
-
-Kind = Literal["encoder_decoder", "causal", "masked"]
-
-
-class TokenizerCodec:
-    """Text in and out by the tokenizer of a folder, as batches for the kind of model that is there.
-
-    Encoder-decoder models read ``template`` with the source in it, and labels are what the tokenizer makes of a target. Causal
+    Encoder-decoder models read ``template`` with the source in it; labels are what the tokenizer makes of a target. Causal
     models continue the template with the target; a text without a source follows the start symbol. Masked models read
     texts without sources, with all special tokens.
     """
 
     def __init__(
         self,
-        folder: Folder,
+        folder: PretrainedFolder,
         kind: Kind,
         template: str,
         start: tuple[int, ...] = (),
@@ -105,130 +34,101 @@ class TokenizerCodec:
         cut_source: int | None = None,
         lowercase: bool = False,
     ) -> None:
-        self.folder, self.kind, self.template, self.start = folder, kind, template, start
+        super().__init__(folder.configurations(), kind, folder.tokenizer(), start=start)
+        self.folder, self.template, self.start = folder, template, start
         self.longest, self.cut_source, self.lowercase = longest, cut_source, lowercase
-        self.tokenizer: Any = folder.tokenizer()
-        self.described: Any = folder.described()
-        known = Specials(self.described, self.tokenizer)
-        if kind == "masked":
-            self.symbols, _ = masked_symbols(self.described, known)
-        else:
-            self.symbols = decoder_symbols(self.described, known, start[-1] if start else None)
-        size = int(self.described.text_config.vocab_size)
-        if len(self.tokenizer) > size:
+        if len(self.tokenizer) > self.sizes.target:
             raise InputError(
-                f"{folder.path}: the tokenizer has {len(self.tokenizer)} tokens, but the model only {size}"
+                f"{folder.path}: the tokenizer has {len(self.tokenizer)} tokens, but the model only {self.sizes.target}"
             )
-        self.sizes = Sizes(size, size)
 
-    # ---- to numbers ----
+    # ---- encode ----
 
     def encode(self, example: Example) -> Encoded:
         target = [] if example.target is None else self._target(example.target)
         answers = () if set(example.references) <= {example.target} else example.references
-        references = sorted({id for text in answers for id in self._answer(text)})
+        references = sorted({id for text in answers for id in self._reference(text)})
         if self.kind == "masked":
             if example.source is not None:
-                raise InputError("a masked model reads texts without sources, as the task language gives them")
+                raise InputError("a masked model reads texts without sources: use the task language")
             return Encoded(None, target, tuple(references))
         return Encoded(np.asarray(self._source(example.source), dtype=np.int64), target, tuple(references))
 
-    def _ids(self, text: str, longest: int | None, special: bool) -> list[int]:
+    def _ids(self, longest: int | None, **text: Any) -> list[int]:
         cut = {} if longest is None else {"truncation": True, "max_length": longest}
-        return [int(id) for id in self.tokenizer(text, add_special_tokens=special, **cut)["input_ids"]]
+        return [int(id) for id in self.tokenizer(**text, **cut)["input_ids"]]
 
     def _source(self, text: str | None) -> list[int]:
         if text is None:
             if self.kind == "encoder_decoder":
-                raise InputError("an encoder-decoder model needs sources, and this task has none")
+                raise InputError("an encoder-decoder model needs sources, but this task has none")
             return [self.symbols.bos]
         text = text.lower() if self.lowercase else text
         if self.cut_source is not None and len(words := text.split()) > self.cut_source:
             text = " ".join(words[: self.cut_source])
-        ids = self._ids(self.template.replace("{source}", text), self.longest[0], True)
+        ids = self._ids(self.longest[0], text=self.template.replace("{source}", text))
         if self.kind == "causal" and ids and ids[-1] == self.symbols.eos:
-            ids = ids[:-1]  # of tokenizers that end every text
+            ids = ids[:-1]  # some tokenizers end every text
         return ids or [self.symbols.bos]
 
     def _target(self, text: str) -> list[int]:
         limit = self.longest[1]
         if self.kind == "masked":
-            return self._ids(text, limit, True)
+            return self._ids(limit, text=text)
         if self.kind == "causal":
-            ids = self._ids(text, None if limit is None else limit - 1, False)
+            ids = self._ids(None if limit is None else limit - 1, text=text, add_special_tokens=False)
         else:
-            ids = self._labels(text)
+            ids = self._ids(limit, text_target=text)
             given = list(self.start[1:])
             ids = ids[len(given) :] if given and ids[: len(given)] == given else ids
         eos = self.symbols.eos
         return ids if eos is None or ids[-1:] == [eos] else [*ids, eos]
 
-    def _answer(self, text: str) -> list[int]:
-        """The ids of one more target, without special ones."""
+    def _reference(self, text: str) -> list[int]:
+        """Return the ids of another acceptable target, without special tokens."""
         if self.kind != "encoder_decoder":
-            return self._ids(text, self.longest[1], False)
-        return [id for id in self._labels(text) if id not in self.special_ids]
-
-    def _labels(self, text: str) -> list[int]:
-        cut = {} if self.longest[1] is None else {"truncation": True, "max_length": self.longest[1]}
-        return [int(id) for id in self.tokenizer(text_target=text, **cut)["input_ids"]]
+            return self._ids(self.longest[1], text=text, add_special_tokens=False)
+        return [id for id in self._ids(self.longest[1], text_target=text) if id not in self.special_ids]
 
     def collate(self, encoded: Sequence[Encoded], ids: Sequence[int]) -> Batch:
         if not encoded:
             raise InputError("a batch needs at least one example")
-        numbers = torch.as_tensor(ids, dtype=torch.long)
-        pad = self.symbols.pad
+        numbers, pad = torch.as_tensor(ids, dtype=torch.long), self.symbols.pad
         if self.kind == "masked":
-            tokens, there = padded([each.target for each in encoded], pad)
-            return masked_batch(self.symbols, tokens, there, None, numbers)
+            tokens, mask = pad_rows([each.target for each in encoded], pad)
+            return masked_batch(self.symbols, tokens, mask, None, numbers)
         if self.kind == "encoder_decoder":
-            source, source_mask = padded([each.source for each in encoded], pad)
-            gold, mask = padded([each.target for each in encoded], pad)
-            made = Batch.of_gold(gold, mask, self.symbols, source=source, source_mask=source_mask, ids=numbers)
+            source, source_mask = pad_rows([each.source for each in encoded], pad)
+            gold, mask = pad_rows([each.target for each in encoded], pad)
+            batch = Batch.of_gold(gold, mask, self.symbols, source=source, source_mask=source_mask, ids=numbers)
         else:
-            rows = [[*each.source, *each.target] for each in encoded]
-            tokens, there = padded(rows, pad)
-            firsts = torch.tensor([len(each.source) for each in encoded]).unsqueeze(1)
-            scored = there & (torch.arange(tokens.shape[1]) >= firsts)
-            labels = tokens.masked_fill(~scored, IGNORED) if bool(scored.any()) else None
-            made = causal_batch(self.symbols, tokens, there, labels, numbers)
+            tokens, mask = pad_rows([[*each.source, *each.target] for each in encoded], pad)
+            prompts = torch.tensor([len(each.source) for each in encoded]).unsqueeze(1)
+            scored = mask & (torch.arange(tokens.shape[1]) >= prompts)
+            labels = tokens.masked_fill(~scored, NOT_SCORED) if bool(scored.any()) else None
+            batch = causal_batch(self.symbols, tokens, mask, labels, numbers)
         if not any(each.references for each in encoded):
-            return made
-        answers, _ = padded([each.references or each.target for each in encoded], pad)
-        return Batch(**{**vars(made), "references": answers})
+            return batch
+        references, _ = pad_rows([each.references or each.target for each in encoded], pad)
+        return Batch(**{**vars(batch), "references": references})
 
-    # ---- and back ----
+    # ---- decode ----
 
     def decode(self, ids: Sequence[int]) -> str:
         text: str = self.tokenizer.decode(list(ids), skip_special_tokens=True)
         return text.strip()
 
     def parse(self, line: str) -> str | None:
-        """The line itself; a blank one asks a causal model for a text without a source."""
+        """Return the line; for a causal model a blank line stands for a text without a source."""
         text = line.strip()
         if text or self.kind == "causal":
             return text or None
-        raise InputError("The line is blank, and there is no output for an empty source.")
+        raise InputError("the line is blank, but this model needs a source")
 
     def show(self, output: str | None) -> str:
         return "" if output is None else " ".join(output.splitlines())
 
-    def token_names(self) -> tuple[str, ...]:
-        """The name of each id that has a score; those that the tokenizer doesn't know are empty."""
-        names = self.tokenizer.convert_ids_to_tokens(list(range(len(self.tokenizer))))
-        names = ["" if name is None else str(name) for name in names]
-        return (*names, *[""] * (self.sizes.target - len(names)))
-
-    @cached_property
-    def special_ids(self) -> frozenset[int]:
-        """The ids that the tokenizer keeps for other things than text."""
-        return special_ids(self.tokenizer)
-
-    @property
-    def unknown_id(self) -> int | None:
-        """The id that stands for words which the tokenizer doesn't know, if there is one."""
-        found: int | None = self.tokenizer.unk_token_id
-        return found
+    # ---- save ----
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -245,28 +145,24 @@ class TokenizerCodec:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "TokenizerCodec":
-        """The codec again; the tokenizer is read from its folder and must be the one it was."""
-        try:
-            folder = Folder(data["path"], bool(data["download"]))
-            start, longest, cut = tuple(data["start"]), tuple(data["longest"]), data["cut_source"]
-            made = cls(folder, data["kind"], data["template"], start, longest, cut, bool(data["lowercase"]))
-            tokens = data["tokens"]
-        except (KeyError, TypeError) as error:
-            raise InputError(f"The codec's description of a tokenizer is incomplete ({error}).") from None
-        if made.digest() != tokens:
-            raise InputError(f"{folder.path}: the tokenizer there is not the one that this was trained with")
-        return made
+        """Return the codec that `to_json` described; raise `InputError` if the tokenizer in its folder has changed."""
+        folder = PretrainedFolder(data["path"], data["download"])
+        start, longest = tuple(data["start"]), (data["longest"][0], data["longest"][1])
+        codec = cls(folder, data["kind"], data["template"], start, longest, data["cut_source"], data["lowercase"])
+        if codec.digest() != data["tokens"]:
+            raise InputError(f"{folder.path}: the tokenizer differs from the one of the training run")
+        return codec
 
     def digest(self) -> str:
-        """A short hash of the vocabulary."""
+        """Return a short hash of the vocabulary."""
         names = sorted((id, name) for name, id in self.tokenizer.get_vocab().items())
         return hashlib.sha256(json.dumps([names, tuple(self.symbols)]).encode()).hexdigest()[:16]
 
 
-def padded(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
-    """Ragged ids -> [B,T] ids and [B,T] bool, with T at least one.
+def pad_rows(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
+    """Pad ragged ids to [B,T] ids and a [B,T] bool mask, with T at least 1.
 
-    >>> padded([[5, 6], []], 0)
+    >>> pad_rows([[5, 6], []], 0)
     (tensor([[5, 6],
             [0, 0]]), tensor([[ True,  True],
             [False, False]]))
@@ -275,3 +171,34 @@ def padded(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
     ids = torch.tensor([[*map(int, row), *[pad] * (width - len(row))] for row in rows])
     lengths = torch.tensor([len(row) for row in rows])
     return ids, torch.arange(width) < lengths.unsqueeze(1)
+
+
+class LabelledExamples(Sequence[Encoded]):
+    """The items of a Trainer's data set as encoded examples, read on access."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __bool__(self) -> bool:
+        return True  # an iterable data set has no length
+
+    def __getitem__(self, number: Any) -> Any:
+        if isinstance(number, slice):
+            return [self[i] for i in range(*number.indices(len(self)))]
+        return encode_item(self.dataset[number])
+
+    def __iter__(self) -> Iterator[Encoded]:
+        if hasattr(self.dataset, "__iter__"):
+            return map(encode_item, self.dataset)
+        return (self[i] for i in range(len(self)))
+
+
+def encode_item(item: Any) -> Encoded:
+    """Return the labels of a data set's item, or its input ids if it has none."""
+    labels = item["labels"] if "labels" in item else item["input_ids"]
+    target = np.asarray(labels, dtype=np.int64).ravel()
+    source = item.get("input_ids") if hasattr(item, "get") else None
+    return Encoded(None if source is None else np.asarray(source).ravel(), target[target != NOT_SCORED].tolist())

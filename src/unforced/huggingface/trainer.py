@@ -9,13 +9,13 @@ from torch import Tensor, nn
 
 from unforced import registry
 from unforced.errors import InputError
-from unforced.huggingface.batches import batch, numbered
-from unforced.huggingface.codec import LabelledExamples, TokenizerVocabulary
+from unforced.huggingface.batches import make_batch, with_content_ids
+from unforced.huggingface.codec import LabelledExamples
 from unforced.huggingface.decoder import WrappedDecoder
 from unforced.huggingface.sharding import ShardedStep, full_state_dict, gathered, is_sharded
 from unforced.huggingface.wrap import wrap
 from unforced.ops.random_streams import generator
-from unforced.protocols import Objective, fitted
+from unforced.protocols import Objective, Stepwise, fitted
 from unforced.recipes.fields import build
 from unforced.training.step import ObjectiveStep, scale_gradients
 from unforced.types import Batch, Loss, Progress
@@ -53,7 +53,7 @@ class ObjectiveMixin(Base):
     ) -> None:
         if not hasattr(transformers.Trainer, "loss_is_scaled_for_ga"):
             raise InputError(f"UnforcedTrainer needs transformers 5.22 or newer, not {transformers.__version__}")
-        self.objective = objective_of(objective)
+        self.objective: Objective = objective_of(objective)
         self.wrapping = dict(wrapping or {})
         self._wrapped: Any = None
         self._fitted: Objective | None = None
@@ -83,7 +83,7 @@ class ObjectiveMixin(Base):
                 "torch_compile compiles only the model's own forward pass, which objectives do not call",
             ),
             (
-                args.gradient_checkpointing and getattr(self.objective, "stepwise", False),
+                args.gradient_checkpointing and isinstance(self.objective, Stepwise) and self.objective.stepwise,
                 f"{type(self.objective).__name__} goes step by step and needs a cache, which a model keeps only without "
                 "gradient checkpointing: turn gradient_checkpointing off",
             ),
@@ -115,8 +115,7 @@ class ObjectiveMixin(Base):
         wrapped = self.wrapped
         if self._fitted is None:
             examples = () if self.train_dataset is None else LabelledExamples(self.train_dataset)
-            vocabulary = TokenizerVocabulary(wrapped, self.tokenizer())
-            self._fitted = fitted(self.objective, vocabulary, examples)
+            self._fitted = fitted(self.objective, wrapped.vocabulary, examples)
         return self._fitted
 
     def tokenizer(self) -> Any:
@@ -140,7 +139,7 @@ class ObjectiveMixin(Base):
             raise InputError(f"objectives do not use {', '.join(unknown)} of the batch: remove it from the data")
         if "labels" not in given and isinstance(self.wrapped, WrappedDecoder):
             raise InputError("the batch has no labels to learn from")
-        return numbered(batch(self.wrapped, given.pop(main), **given))
+        return with_content_ids(make_batch(self.wrapped, given.pop(main), **given))
 
     # ---- training ----
 
@@ -188,7 +187,8 @@ class ObjectiveMixin(Base):
         scale_gradients(model.parameters(), count, processes)
         mean = self._total * processes / count.clamp(min=1)  # Trainer averages it over the processes
         self._total, self._count = 0.0, None
-        return mean.to(total.dtype)
+        reported: Tensor = mean.to(total)
+        return reported
 
     def _wide(self, number: Any) -> Tensor:
         device = self.args.device

@@ -1,24 +1,25 @@
-"""``wrap``: which protocol a Hugging Face model can serve, and a wrapper that does."""
+"""``wrap``: a transformers model behind the protocols of this library."""
 
-import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from unforced.errors import InputError
-from unforced.huggingface import probe
-from unforced.huggingface.decoder import WrappedCausal, WrappedEncoderDecoder
+from unforced.huggingface.decoder import SharedState, WrappedCausal, WrappedDecoder, WrappedEncoderDecoder
 from unforced.huggingface.masked import WrappedMasked
 from unforced.huggingface.parts import (
-    ROUTES,
-    Specials,
-    decoder_symbols,
+    AUTO_CLASSES,
+    FeaturesOutput,
+    class_name,
     is_encoder_decoder,
-    masked_symbols,
-    named,
+    one_line,
     output_layer,
 )
+from unforced.huggingface.vocabulary import Kind, ModelVocabulary
+from unforced.types import Batch, DecoderState
 
 
 def wrap(
@@ -32,50 +33,153 @@ def wrap(
     banned: Iterable[int] = (),
     check: bool = True,
 ) -> Any:
-    """A Hugging Face model as a ``StepDecoder`` (encoder-decoder and causal models) or a ``MaskedModel`` (masked models).
+    """Wrap a transformers model as a ``StepDecoder`` (encoder-decoder, causal) or a ``MaskedModel`` (masked).
 
-    Parameters are shared, not copied: ``wrap(m).model is m``. Special tokens are those of the ``tokenizer``, or else of the
-    model's configuration; ``pad``, ``eos``, ``start`` (the decoder's first input) and ``mask`` (the mask token) go before both.
-    ``start`` may be several ids, of which an output is always given all, such as the code of a language behind a start
-    symbol. Padding may be EOS, but a soft beam needs another; where there is none, the start symbol is padding and never
-    emitted. ``banned`` are further tokens never to be emitted, beside those that the model's own settings for ``generate``
-    suppress. What else these settings say is not followed, and of several ids for EOS the first is taken; a warning names them.
+    Parameters are shared, not copied: ``wrap(m).model is m``. Special tokens come from the arguments, else from the
+    tokenizer, else from the model's configurations. Of these, decoders follow only special tokens and suppressed tokens;
+    of several end tokens they use the first.
 
-    ``check`` runs a few tokens through the model, to see that what is taken apart here adds up to what the model itself
-    gives. What a model can't do is an ``InputError`` that names it.
+    Args:
+        hf_model: The model, with its output layer.
+        tokenizer: Its tokenizer.
+        start: The decoder's first input, or several, such as a start symbol and the code of a language.
+        pad: The padding token. It may be EOS, except for soft beams. Without one the start symbol is used.
+        eos: The token that ends an output.
+        mask: The token that hides another one in a masked model.
+        banned: Further tokens that are never emitted.
+        check: Whether to compare the wrapper with the model on a few tokens.
+
+    Raises:
+        InputError: If the model lacks something, which the message names.
     """
     if not isinstance(hf_model, nn.Module) or not hasattr(hf_model, "config"):
-        raise InputError(f"wrap takes a model of the transformers library, not {type(hf_model).__name__}")
-    known = Specials(hf_model, tokenizer)
-    if not is_encoder_decoder(hf_model) and not _generates(hf_model):
-        masked = _masked(hf_model, known, pad, mask, banned)
-        masked.tokenizer = tokenizer
-        return masked
-    given = (start,) if isinstance(start, int) else tuple(start or ())
-    symbols = decoder_symbols(hf_model, known, given[-1] if given else None, pad, eos, banned)
-    unheeded = [name for name in known.unheeded() if eos is None or not name.startswith("eos")]
-    if start is not None:  # which says what outputs begin with
-        unheeded = [name for name in unheeded if name != "forced_bos_token_id"]
-    if unheeded:
-        warnings.warn(
-            f"decoders don't follow these settings of {named(hf_model)} for generate: {', '.join(unheeded)}",
-            stacklevel=2,
-        )
-    if is_encoder_decoder(hf_model):
-        wrapped: Any = WrappedEncoderDecoder(hf_model, symbols, given[:-1])
-    else:
-        wrapped = WrappedCausal(hf_model, symbols)
-    wrapped.tokenizer = tokenizer
-    if check:
-        probe.check(wrapped)
+        raise InputError(f"wrap needs a model of the transformers library, got {type(hf_model).__name__}")
+    kind = _kind(hf_model)
+    if kind == "masked" and output_layer(hf_model) is None:
+        raise InputError(f"{class_name(hf_model)} has no output layer that scores tokens: load it with {AUTO_CLASSES}")
+    vocabulary = ModelVocabulary(hf_model, kind, tokenizer, start=start, pad=pad, eos=eos, mask=mask, banned=banned)
+    classes = {"encoder_decoder": WrappedEncoderDecoder, "causal": WrappedCausal, "masked": WrappedMasked}
+    wrapped: Any = classes[kind](hf_model, vocabulary)
+    if check and not any(parameter.is_meta for parameter in wrapped.parameters()):
+        with _trial(wrapped):
+            (_check_masked if kind == "masked" else _check_decoder)(wrapped)
     return wrapped
 
 
-def _generates(model: Any) -> bool:
-    return bool(getattr(model, "can_generate", lambda: False)())
+def _kind(model: Any) -> Kind:
+    if is_encoder_decoder(model):
+        return "encoder_decoder"
+    return "causal" if getattr(model, "can_generate", lambda: False)() else "masked"
 
 
-def _masked(model: Any, known: Specials, pad: int | None, mask: int | None, banned: Iterable[int]) -> WrappedMasked:
-    if output_layer(model) is None:
-        raise InputError(f"{named(model)} has no output layer to score tokens with: load it by {ROUTES}")
-    return WrappedMasked(model, *masked_symbols(model, known, pad, mask, banned))
+# ---- Trial runs ----
+
+TRIAL_TOKENS = 5
+
+
+@contextmanager
+def _trial(wrapped: Any) -> Iterator[None]:
+    """Run without gradients and dropout, and leave no trace; raise `InputError` if something fails."""
+    training = [module for module in wrapped.modules() if module.training]
+    try:
+        wrapped.eval()
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            yield
+    except (TypeError, ValueError, AttributeError, LookupError, RuntimeError) as error:
+        raise InputError(
+            f"{class_name(wrapped.model)} cannot be wrapped: a trial run failed ({type(error).__name__}: {one_line(error)})"
+        ) from error
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _check_decoder(wrapped: WrappedDecoder) -> None:
+    """Compare the wrapper's scores with the model's own, at once and step by step.
+
+    Two abilities are optional and noted: advancing a state over several positions, and left padding.
+    """
+    ids = _trial_tokens(wrapped)
+    expected, state = _own_scores(wrapped, ids)
+    inputs = wrapped.embed(ids)
+    at_once = _stepwise_scores(wrapped, state, inputs, [TRIAL_TOKENS])
+    _require_equal(wrapped, at_once, expected, "take embeddings (inputs_embeds) and score features separately")
+    steps = _stepwise_scores(wrapped, state, inputs, [1] * TRIAL_TOKENS)
+    _require_equal(wrapped, steps, expected, f"continue from its cache ({wrapped.parts.cache})")
+    noise = max(10 * _distance(steps, expected), _rounding(expected))
+    wrapped.takes_strides = _distance(_stepwise_scores(wrapped, state, inputs, [1, 2, 2]), expected) <= noise
+    if isinstance(wrapped, WrappedCausal):
+        pads = torch.tensor([2, 0], device=ids.device)
+        rows = wrapped.embed(torch.cat([ids.roll(2, dims=1), ids]))  # the first two tokens of row 0 are padding
+        found = _stepwise_scores(wrapped, DecoderState(None, SharedState(pads=pads)), rows, [3, 2])
+        distances = _distance(found[:1, 2:], expected[:, :-2]), _distance(found[1:], expected)
+        wrapped.takes_left_padding = max(distances) <= noise
+
+
+def _check_masked(wrapped: WrappedMasked) -> None:
+    """Find out whether features of the model's body can be scored separately."""
+    ids = _trial_tokens(wrapped)
+    masked = torch.zeros_like(ids, dtype=torch.bool)
+    batch = Batch.of_gold(ids, ~masked, wrapped.symbols)
+    expected = wrapped.scores(batch, ids, masked)
+    prefix = str(getattr(wrapped.model, "base_model_prefix", ""))
+    if not prefix or not isinstance(getattr(wrapped.model, prefix, None), nn.Module):
+        return
+    wrapped.body = prefix
+    try:
+        separate = wrapped.score(wrapped.features(batch, ids, masked))
+    except (TypeError, AttributeError, ValueError, RuntimeError, LookupError):
+        separate = expected[:0]
+    if not _distance(separate, expected) <= 16 * _rounding(expected):
+        wrapped.body = ""
+
+
+def _own_scores(wrapped: WrappedDecoder, ids: Tensor) -> tuple[Tensor, DecoderState]:
+    """Return the scores [1,T,V] that the model itself gives to tokens, and the wrapper's state before them."""
+    model: Any = wrapped.model
+    if isinstance(wrapped, WrappedCausal):
+        return model(input_ids=ids, return_dict=True).logits, DecoderState(None, SharedState())
+    encoder = model.get_encoder()
+    if getattr(encoder, "main_input_name", "input_ids") == "input_ids":
+        memory = encoder(input_ids=ids.flip(1), return_dict=True)[0]
+    else:
+        parameter = next(encoder.parameters())
+        memory = torch.ones(1, 3, encoder.config.hidden_size, dtype=parameter.dtype, device=ids.device)
+    scores = model(encoder_outputs=FeaturesOutput((memory,)), decoder_input_ids=ids, return_dict=True).logits
+    return scores, DecoderState(None, SharedState(memory=memory))
+
+
+def _stepwise_scores(wrapped: WrappedDecoder, state: DecoderState, inputs: Tensor, sizes: list[int]) -> Tensor:
+    """Return the scores of inputs that are fed in pieces of these sizes."""
+    found = []
+    for piece in torch.split(inputs, sizes, dim=1):
+        features, state = wrapped.advance(state, piece)
+        found.append(wrapped.score(features))
+    return torch.cat(found, dim=1)
+
+
+def _trial_tokens(wrapped: Any) -> Tensor:
+    """Return ids [1,T] that are not special, and different if the vocabulary is large enough."""
+    special = {wrapped.symbols.pad, wrapped.symbols.bos, wrapped.symbols.eos, *wrapped.symbols.banned}
+    size = wrapped.embedded_tokens or 64
+    plain = [id for id in range(min(size, 64 + len(special))) if id not in special] or [0]
+    chosen = [plain[n * 7 % len(plain)] for n in range(TRIAL_TOKENS)]
+    return torch.tensor([chosen], device=next(wrapped.parameters()).device)
+
+
+def _distance(found: Tensor, expected: Tensor) -> float:
+    if found.shape != expected.shape:
+        return float("inf")
+    return float((found.double() - expected.double()).abs().max())
+
+
+def _rounding(scores: Tensor) -> float:
+    """Return a bound of rounding errors; many models compute parts in single precision, whatever their own."""
+    near = max(torch.finfo(scores.dtype).eps, torch.finfo(torch.float32).eps)
+    return 16 * near * max(float(scores.abs().max()), 1e-6)
+
+
+def _require_equal(wrapped: Any, found: Tensor, expected: Tensor, ability: str) -> None:
+    near = min(64 * _rounding(expected), 0.2 * float(expected.abs().max()))
+    if not _distance(found, expected) <= near:
+        raise InputError(f"{class_name(wrapped.model)} cannot be wrapped: it does not {ability}")

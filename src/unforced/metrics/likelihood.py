@@ -2,14 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 
 from unforced.errors import InputError
+from unforced.options import Distinct, NotEmpty
 from unforced.protocols import LikelihoodMetric, LikelihoodRow
 
 Measure = Literal["nll", "final_nll", "pseudo_nll", "masked_nll", "perplexity", "pseudo_perplexity"]
+Measures = Annotated[tuple[Measure, ...], NotEmpty(), Distinct()]
 LIKELIHOODS = {
     "exact": "target fed, end symbol included",
     "masked": "each token masked alone, by the model's softmax",

@@ -1,1 +1,1 @@
-"""Networks. They know nothing of methods: everything goes through ``unforced.protocols``."""
+"""Networks. They know no training method: objectives and decoders use them through `unforced.protocols`."""

@@ -1,4 +1,4 @@
-"""Bahdanau's additive attention (2015), without ever holding its [R,T,S,A] tensor for the backward pass."""
+"""LSTM encoder-decoder: Bahdanau attention for sequence to sequence, fixed attention for tagging."""
 
 import math
 from collections.abc import Sequence
@@ -7,21 +7,19 @@ from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from unforced.errors import InputError
 from unforced.models.layers import Convolution, ConvolutionalEncoder, Memory, TargetTokens, class_vectors, source_tokens
-from unforced.ops.kernels import dropout
-from unforced.ops.masks import FLOOR, full_precision, widened
+from unforced.ops.kernels import additive_scores, dropout
+from unforced.ops.masks import FLOOR, full_precision, gather_positions, mirror_positions, widened
 from unforced.options import Count, Fraction, Options
 from unforced.types import Batch, DecoderState, Sizes
 
-LIMIT = 20.0  # |Wq|, |Uk| beyond this saturate: e^(2·2·20) is still a float32
-_CHUNK = 1 << 19  # entries of [rows,T,S,A] worked on at a time, so that they stay in the cache
+LIMIT = 20.0  # |Wq| and |Uk| saturate here: e^(2·2·20) is still a float32
 
 
 class Keys(NamedTuple):
-    """A memory made ready for attention; rows first, so that it can be part of a decoder's shared state."""
+    """A memory prepared for attention; rows first, so that it can be part of a decoder's shared state."""
 
     powers: Tensor  # [R,S,A], e^(2 U k)
     values: Tensor  # [R,S,M]
@@ -29,10 +27,10 @@ class Keys(NamedTuple):
 
 
 class AdditiveAttention(nn.Module):
-    """Context of each query: Σ_s a_ts · m_s with a_ts = softmax_s(vᵀ tanh(W q_t + U m_s)).
+    """Bahdanau's additive attention (2015): Σ_s a_ts · m_s with a_ts = softmax_s(vᵀ tanh(W q_t + U m_s)).
 
-    ``start`` projects the memory once; calling the module with queries [R,T,Q] then gives contexts [R,T,M]. A row
-    whose memory is entirely masked has the zero context.
+    ``start`` projects the memory once. The module then maps queries [R,T,Q] to contexts [R,T,M]. A row whose memory is
+    entirely masked has the zero context.
 
     >>> attention = AdditiveAttention(query=4, memory=6, size=5)
     >>> keys = attention.start(Memory(torch.randn(2, 3, 6), None, torch.zeros(2, 6)))
@@ -66,70 +64,11 @@ def _powers(x: Tensor) -> Tensor:
     return (wide.clamp(-LIMIT, LIMIT) * 2).exp()
 
 
-def additive_scores(queries: Tensor, keys: Tensor, energy: Tensor) -> Tensor:
-    """vᵀ tanh(q_t + k_s) for all t and s, given e^(2q) [R,T,A], e^(2k) [R,S,A] and v [A]; scores are [R,T,S].
-
-    tanh(q + k) = 1 − 2 / (1 + e^(2q) e^(2k)), so a pair costs a product and a reciprocal, and the exponentials are
-    taken T + S times, not T · S times.
-
-    >>> q, k, v = torch.randn(2, 3, 4), torch.randn(2, 5, 4), torch.randn(4)
-    >>> plain = torch.tanh(q[:, :, None] + k[:, None]) @ v
-    >>> torch.allclose(additive_scores((2 * q).exp(), (2 * k).exp(), v), plain, atol=1e-5)
-    True
-    """
-    with full_precision(queries.device):
-        return _AdditiveScores.apply(queries, keys, energy.to(queries.dtype))
-
-
-class _AdditiveScores(torch.autograd.Function):
-    """Σ_a v_a (1 − 2 r) with r = 1 / (1 + Q K); the backward pass makes r again rather than keeping it."""
-
-    @staticmethod
-    def forward(ctx: Any, queries: Tensor, keys: Tensor, energy: Tensor) -> Tensor:
-        ctx.save_for_backward(queries, keys, energy)
-        n = _rows_at_a_time(queries, keys)
-        parts = [_shares(q, k) @ energy for q, k in zip(queries.split(n), keys.split(n))]
-        return energy.sum() - 2 * (parts[0] if len(parts) == 1 else torch.cat(parts))
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        queries, keys, energy = ctx.saved_tensors
-        with full_precision(grad.device):
-            return _gradients(queries, keys, energy, grad.contiguous())
-
-
-def _gradients(queries: Tensor, keys: Tensor, energy: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    to_queries, to_keys, to_energy = [], [], torch.zeros_like(energy)
-    rows = _rows_at_a_time(queries, keys)
-    for q, k, g in zip(queries.split(rows), keys.split(rows), grad.split(rows)):
-        r = _shares(q, k)  # [n,T,S,A]
-        to_energy += g.reshape(-1) @ r.flatten(0, 2)
-        slope = torch.addcmul(r, r, r, value=-1)  # r − r² = Q·∂(−r)/∂Q = K·∂(−r)/∂K
-        n, t, s, a = slope.shape
-        to_queries.append(torch.bmm(g.reshape(n * t, 1, s), slope.view(n * t, s, a)).view(n, t, a))
-        to_keys.append(slope.mul_(g.unsqueeze(-1)).sum(dim=1))
-    twice = 2 * energy
-    return (
-        torch.cat(to_queries).mul_(twice).div_(queries),
-        torch.cat(to_keys).mul_(twice).div_(keys),
-        grad.sum() - 2 * to_energy,
-    )
-
-
-def _shares(q: Tensor, k: Tensor) -> Tensor:
-    return (q.unsqueeze(2) * k.unsqueeze(1)).add_(1).reciprocal_()
-
-
-def _rows_at_a_time(queries: Tensor, keys: Tensor) -> int:
-    return max(1, _CHUNK // max(1, queries.shape[1] * keys.shape[1] * keys.shape[2]))
-
-
-# LSTM layers as the encoder and the decoder use them: exact under padding, and fast for one step and for many.
+# LSTM layers
 
 
 def lstm_layer(inputs: int, hidden: int) -> nn.LSTM:
-    """One LSTM layer: Xavier inputs, orthogonal recurrence, zero biases but for a forget gate that starts open."""
+    """Return an LSTM layer: Xavier inputs, orthogonal recurrence, zero biases except 1 for the forget gate."""
     layer = nn.LSTM(inputs, hidden, batch_first=True)
     into, recurrent, bias, other_bias = layer.all_weights[0]
     nn.init.xavier_uniform_(into)
@@ -142,9 +81,9 @@ def lstm_layer(inputs: int, hidden: int) -> nn.LSTM:
 
 
 def run_layer(layer: nn.LSTM, x: Tensor, carry: tuple[Tensor, Tensor] | None = None) -> Any:
-    """[R,T,E] and (h, c), each [1,R,H], through the fused kernel: its outputs and its last (h, c).
+    """Run the fused kernel on inputs [R,T,E] from (h, c), each [1,R,H]; return its outputs and its last (h, c).
 
-    Under autocast on a CPU this keeps the parameters' precision, since few CPUs have an LSTM kernel in a lower one.
+    Under autocast on a CPU this keeps the precision of the parameters: few CPUs have an LSTM kernel in lower precision.
     """
     if x.device.type != "cpu" or not torch.is_autocast_enabled("cpu"):
         return layer(x, carry)
@@ -154,13 +93,10 @@ def run_layer(layer: nn.LSTM, x: Tensor, carry: tuple[Tensor, Tensor] | None = N
 
 
 class LSTMEncoder(nn.Module):
-    """Token ids -> a memory of H states (2H with both directions); the summary is the last state of each direction.
+    """Encode token ids as a memory of H features (2H if bidirectional); the summary is each direction's last state.
 
-    The backward direction reads each source reversed within its own length, so that padding stays behind the end in
-    both: the outcome is that of packed sequences, while the fused kernels see one dense batch.
-
-    >>> LSTMEncoder(10, embedding=4, hidden=3, layers=1, bidirectional=True, rate=0.1).width
-    6
+    The backward direction reads each source reversed within its own length, so padding is at the end for both. The
+    result equals that of packed sequences, but the fused kernels read one dense batch.
     """
 
     def __init__(self, size: int, embedding: int, hidden: int, layers: int, bidirectional: bool, rate: float) -> None:
@@ -176,14 +112,7 @@ class LSTMEncoder(nn.Module):
         ids, mask = source_tokens(batch)
         b, s = ids.shape
         lengths = torch.full((b,), s, device=ids.device) if mask is None else mask.sum(dim=1).clamp(min=1)
-        here = torch.arange(s, device=ids.device)
-        mirror = torch.where(here < lengths.unsqueeze(1), lengths.unsqueeze(1) - 1 - here, here)  # [B,S]
-        rows = torch.arange(b, device=ids.device)
-        mirror = (mirror + s * rows.unsqueeze(1)).flatten()
-
-        def mirrored(x: Tensor) -> Tensor:
-            return x.flatten(0, 1).index_select(0, mirror).view(b, s, -1)
-
+        mirror, rows = mirror_positions(lengths, s), torch.arange(b, device=ids.device)
         states = self.embedding(ids)
         backwards = cast("Sequence[nn.LSTM]", self.backwards)
         for number, forwards in enumerate(cast("Sequence[nn.LSTM]", self.forwards)):
@@ -191,18 +120,18 @@ class LSTMEncoder(nn.Module):
             ahead, _ = run_layer(forwards, states)
             summary = ahead[rows, lengths - 1]
             if backwards:
-                back, _ = run_layer(backwards[number], mirrored(states))
+                back, _ = run_layer(backwards[number], gather_positions(states, mirror))
                 summary = torch.cat([summary, back[rows, lengths - 1]], dim=-1)
-                states = torch.cat([ahead, mirrored(back)], dim=-1)
+                states = torch.cat([ahead, gather_positions(back, mirror)], dim=-1)
             else:
                 states = ahead
         return Memory(dropout(states, self.rate, self.training), mask, summary)
 
 
 class Recurrence(nn.Module):
-    """The decoder's LSTM layers over [R,T,E] inputs from a state (h, c) with rows first, each [R,layers,H].
+    """The decoder's LSTM layers over inputs [R,T,E] from a state (h, c) with rows first, each [R,layers,H].
 
-    Many steps go through the fused kernel; a single one through the cell, which is up to three times faster there.
+    Several steps use the fused kernel. A single step uses the cell, which is then up to three times faster.
 
     >>> recurrence = Recurrence(4, 3, layers=2, rate=0.0)
     >>> zeros = torch.zeros(5, 2, 3)
@@ -233,62 +162,57 @@ class Recurrence(nn.Module):
         return x, (torch.stack(states, dim=1), torch.stack(cells, dim=1))
 
 
-# LSTM encoder-decoder: Bahdanau attention for sequence to sequence, fixed attention for tagging.
+# The network
 
 
 @dataclass(frozen=True)
 class LSTM(Options):
-    """An LSTM decoder over an LSTM encoder (token ids) or a convolutional one (images); a language model without.
+    """An LSTM decoder over an LSTM encoder (token ids) or a convolutional one (images); a language model without source.
 
-    ``attention="bahdanau"`` scores the memory additively (Bahdanau et al. 2015). Contexts are read from the state
-    after the recurrence, so that teacher forcing is one fused call:
+    With ``attention="bahdanau"`` (Bahdanau et al. 2015) contexts are computed after the recurrence, so that teacher
+    forcing is one fused call:
 
         h_t = LSTM(h_{t−1}, y_{t−1}),  c_t = attend(h_t),  features_t = tanh(W [h_t; c_t])
 
-    With ``input_feeding`` they are read before it and enter it, as in the paper, one step at a time:
+    With ``input_feeding`` they are computed before it and enter it, as in the paper, one step at a time:
 
         c_t = attend(h_{t−1}),  h_t = LSTM(h_{t−1}, [y_{t−1}; c_t]),  features_t = tanh(W [h_t; c_t])
 
-    ``attention="fixed"`` is for tagging: c_t is encoder state t and enters the recurrence, and the decoder starts
-    from zeros. A language model may have classes: an embedding of the class is then added to every input.
-
-    ``hidden`` is the width of each direction of the encoder, of the decoder and of the attention; ``tie`` makes
-    the features as wide as the embedding and shares its matrix with the output; ``convolution`` matters for images.
-
-    >>> model = LSTM(hidden=8, embedding=4).build(Sizes(target=10, source=12))
-    >>> model.score(torch.zeros(1, 8)).shape
-    torch.Size([1, 10])
+    With ``attention="fixed"``, for tagging, c_t is encoder state t and enters the recurrence, and the decoder starts from
+    zeros. If the data has classes, an embedding of the class is added to every input of the language model.
     """
 
-    hidden: Count = 256
+    hidden: Count = 256  # width of the decoder, of the attention and of each direction of the encoder
     embedding: Count = 256
     layers: Count = 1
-    bidirectional: bool = True
+    bidirectional: bool = True  # encoder
     attention: Literal["bahdanau", "fixed"] = "bahdanau"
     input_feeding: bool = False
     dropout: Fraction = 0.1
-    tie: bool = False
-    convolution: Convolution = field(default_factory=Convolution)
+    tie: bool = False  # share the embedding with the output projection; features are then as wide as the embedding
+    convolution: Convolution = field(default_factory=Convolution)  # encoder of images
 
     def check(self) -> None:
         if self.input_feeding and self.attention == "fixed":
-            raise InputError("fixed attention always enters the recurrence: leave input_feeding off")
+            raise InputError("fixed attention always enters the recurrence: remove input_feeding")
 
     def build(self, sizes: Sizes) -> "LSTMModel":
         if self.attention == "fixed" and sizes.source is None:
-            raise InputError("fixed attention tags a source of token ids, and this data has none")
+            raise InputError("fixed attention needs a source of token ids, and this data has none")
         if self.input_feeding and sizes.source is None and sizes.image is None:
-            raise InputError("input_feeding feeds contexts of token ids or images, and this data has neither")
+            raise InputError("input_feeding needs a source of token ids or images, and this data has neither")
         return LSTMModel(self, sizes)
 
 
-class _Shared(NamedTuple):
+class LSTMShared(NamedTuple):
+    """What all hypotheses of an example share."""
+
     memory: Any  # Keys for additive attention, S states [R,1,M] for fixed, a class [R,E], or None
-    position: int  # tokens read so far
+    position: int  # number of tokens read
 
 
 class LSTMModel(TargetTokens):
-    """The network of an ``LSTM`` specification; its state carries (h, c), each [R,layers,H]."""
+    """The network of `LSTM`; its state carries (h, c), each [R,layers,H]."""
 
     def __init__(self, spec: LSTM, sizes: Sizes) -> None:
         features = spec.embedding if spec.tie else spec.hidden
@@ -321,20 +245,20 @@ class LSTMModel(TargetTokens):
         shape = (len(batch), self.spec.layers, self.spec.hidden)
         zeros = self.embedding.new_zeros(shape)
         if self.encoder is None:
-            return DecoderState((zeros, zeros), _Shared(class_vectors(self.classes, batch), 0))
+            return DecoderState((zeros, zeros), LSTMShared(class_vectors(self.classes, batch), 0))
         memory = self.encoder(batch)
         if self.attend is None or self.bridge is None:  # fixed attention
             states = memory.states
             if memory.mask is not None:
                 states = states.masked_fill(~memory.mask.unsqueeze(-1), 0.0)
-            # apart, so that a step's gradient is that of its own state and not zeros for all the others as well
-            return DecoderState((zeros, zeros), _Shared(states.split(1, dim=1), 0))
+            # split, so that the gradient of a step is that of its own state, without zeros for all others
+            return DecoderState((zeros, zeros), LSTMShared(states.split(1, dim=1), 0))
         h, c = self.bridge(memory.summary).chunk(2, dim=-1)
         carry = (torch.tanh(h).view(shape), c.reshape(shape))
-        return DecoderState(carry, _Shared(self.attend.start(memory), 0))
+        return DecoderState(carry, LSTMShared(self.attend.start(memory), 0))
 
     def advance(self, state: DecoderState, inputs: Tensor) -> tuple[Tensor, DecoderState]:
-        shared: _Shared = state.shared
+        shared: LSTMShared = state.shared
         memory = shared.memory
         inputs = dropout(inputs, self.spec.dropout, self.training)
         if self.encoder is None:
@@ -364,7 +288,7 @@ class LSTMModel(TargetTokens):
 
 
 def positions(memory: tuple[Tensor, ...], first: int, count: int) -> Tensor:
-    """States ``first`` … ``first + count − 1`` of a memory of S states [R,1,M], as [R,count,M]; those behind its end are zeros.
+    """Return ``count`` states from ``first`` on of a memory of S states [R,1,M]: [R,count,M], zeros after its end.
 
     >>> positions((torch.ones(1, 1, 1), torch.ones(1, 1, 1)), 1, 2).flatten()
     tensor([1., 0.])

@@ -1,6 +1,5 @@
-"""What masked models share: rows of a batch with hidden tokens, and Transformer blocks that see both ways."""
+"""Masked models: Transformers that see the tokens on both sides of those that are hidden."""
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
@@ -10,54 +9,75 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unforced.errors import InputError
-from unforced.models.layers import TargetTokens, source_tokens
-from unforced.models.transformer import Cache, ReadingBlock, check_heads, linear, sinusoids, split_heads
+from unforced.models.layers import TargetTokens, embedding_matrix, source_tokens
+from unforced.models.transformer import (
+    Cache,
+    ReadingBlock,
+    check_heads,
+    check_shared_vocabulary,
+    linear,
+    sinusoids,
+    split_heads,
+)
 from unforced.ops.kernels import dropout
+from unforced.ops.masks import gather_positions
 from unforced.options import Count, Fraction, Natural, Options
-from unforced.protocols import require
 from unforced.types import Batch, Sizes
 
+# What all masked models share
 
-class Rows(NamedTuple):
-    """Token ids [R,T] with 0 where there is nothing to read, and which positions there are and which are hidden."""
 
-    ids: Tensor  # [R,T] long
-    there: Tensor  # [R,T] bool
+class MaskedRows(NamedTuple):
+    """R = B·K rows of tokens for B examples, and which positions are hidden."""
+
+    ids: Tensor  # [R,T] long, 0 at hidden positions and padding
+    valid: Tensor  # [R,T] bool, false for padding
     hidden: Tensor  # [R,T] bool
-    copies: int  # K: rows of each example
+    copies: int  # K
 
 
-def rows_of(batch: Batch, tokens: Tensor, masked: Tensor) -> Rows:
-    """Check R = B·K rows against their batch; ``batch.mask`` says which positions there are, whatever is in the others.
+def masked_rows(batch: Batch, tokens: Tensor, masked: Tensor) -> MaskedRows:
+    """Prepare rows of tokens [R,T]; ``batch.mask`` says which positions are padding, whatever tokens are there.
 
     >>> from unforced.types import Symbols
     >>> gold = torch.tensor([[3, 4], [5, 0]])
     >>> batch = Batch.of_gold(gold, gold != 0, Symbols(pad=0, bos=1, eos=None))
-    >>> rows_of(batch, gold, gold == 4).ids
+    >>> masked_rows(batch, gold, gold == 4).ids
     tensor([[3, 0],
             [5, 0]])
     """
+    copies = rows_per_example(batch, tokens)
+    valid = batch.mask if copies == 1 else batch.mask.repeat_interleave(copies, dim=0)
+    hidden = masked & valid
+    return MaskedRows(tokens.masked_fill(hidden | ~valid, 0), valid, hidden, copies)
+
+
+def rows_per_example(batch: Batch, tokens: Tensor) -> int:
+    """Return K for tokens of B·K rows."""
     copies, rest = divmod(len(tokens), max(1, len(batch)))
-    if rest or masked.shape != tokens.shape or tokens.shape[1:] != batch.mask.shape[1:]:
+    if rest or tokens.shape[1:] != batch.mask.shape[1:]:
         raise InputError(
-            f"tokens of shape {tuple(tokens.shape)} with a mask of shape {tuple(masked.shape)} are no rows of a batch "
-            f"of shape {tuple(batch.mask.shape)}"
+            f"tokens of shape {tuple(tokens.shape)} do not match a batch of shape {tuple(batch.mask.shape)}: "
+            "they need K rows per example and as many columns"
         )
-    if bool((batch.mask[:, 1:] & ~batch.mask[:, :-1]).any()):
-        raise InputError("sequences must be padded at their end, but the batch's mask has a hole or starts false")
-    there = batch.mask if copies == 1 else batch.mask.repeat_interleave(copies, dim=0)
-    hidden = masked & there
-    return Rows(tokens.masked_fill(hidden | ~there, 0), there, hidden, copies)
+    return copies
+
+
+def check_no_source(model: str, sizes: Sizes) -> None:
+    """Raise `InputError` for data with sources."""
+    if sizes.source is not None or sizes.image is not None or sizes.classes is not None:
+        hint = ": use conditional_masked" if sizes.source is not None else ""
+        raise InputError(f"the {model} model reads no source, but this data has one{hint}")
 
 
 def refuse_source(batch: Batch, model: str) -> None:
-    """Raise ``InputError`` for a batch with something to read that the model would pass over."""
+    """Raise `InputError` for a batch with a source, which the model would ignore."""
     if batch.source is not None:
         raise InputError(f"the {model} model was built without a source, but the batch has one: use conditional_masked")
 
 
 class Normalizer(nn.Module):
-    """log Z of each number of tokens, learnt like any other weight: what noise-contrastive estimation can ask for.
+    """A learned log Z for each number of tokens, for noise-contrastive estimation.
 
     >>> Normalizer(3)(torch.tensor([1, 3])).tolist()
     [0.0, 0.0]
@@ -70,14 +90,14 @@ class Normalizer(nn.Module):
     def forward(self, lengths: Tensor) -> Tensor:
         if lengths.numel() and int(lengths.max()) >= len(self.table):
             raise InputError(
-                f"log Z is learnt up to {len(self.table) - 1} tokens, but a sequence has {int(lengths.max())}: "
+                f"log Z is learned up to {len(self.table) - 1} tokens, but a sequence has {int(lengths.max())}: "
                 "raise normalizer"
             )
         return self.table[lengths]
 
 
 class LengthTable(nn.Module):
-    """How likely outputs of 1, 2, … tokens are, whatever the example: learnt scores [B,longest]."""
+    """Learned scores [B,longest] of outputs of 1, 2, … tokens, the same for every example."""
 
     def __init__(self, longest: int) -> None:
         super().__init__()
@@ -88,7 +108,9 @@ class LengthTable(nn.Module):
 
 
 class MaskedTokens(TargetTokens, ABC):
-    """A ``MaskedModel`` but for its ``features``: target tokens, a vector for hidden ones, and a bias of the scores."""
+    """A `MaskedModel` except for its ``features``: target tokens, a vector for hidden ones, and a bias of the scores."""
+
+    length_table: LengthTable | None
 
     def __init__(
         self, size: int, width: int, features: int | None = None, tie: bool = False, normalizer: int | None = None
@@ -99,43 +121,31 @@ class MaskedTokens(TargetTokens, ABC):
         self.normalizer = None if normalizer is None else Normalizer(normalizer)
 
     @abstractmethod
-    def features(self, batch: Batch, tokens: Tensor, masked: Tensor) -> Tensor:
-        """[R,T] ids and [R,T] bool -> [R,T,H]: what ``score`` projects to the vocabulary."""
+    def features(self, batch: Batch, tokens: Tensor, masked: Tensor) -> Tensor: ...
 
-    def inputs(self, rows: Rows) -> Tensor:
-        """[R,T,E]."""
+    def inputs(self, rows: MaskedRows) -> Tensor:
+        """Embed the rows: [R,T,E]."""
         return torch.where(rows.hidden.unsqueeze(-1), self.mask * self.scale, self.embed(rows.ids))
 
     def score(self, features: Tensor) -> Tensor:
         return super().score(features) + self.bias
 
     def scores(self, batch: Batch, tokens: Tensor, masked: Tensor) -> Tensor:
-        """[R,T] ids and [R,T] bool -> [R,T,V]."""
         return self.score(self.features(batch, tokens, masked))
 
-    def lengths(self, batch: Batch, n: int = 1) -> Tensor:
-        """[B,n] the likeliest lengths of outputs, the best first; the end symbol is not counted."""
-        require(self, "a guess of the length", "length_scores")
-        scores: Tensor = self.length_scores(batch)  # type: ignore[operator]
-        if not 1 <= n <= scores.shape[1]:
-            raise InputError(f"between 1 and {scores.shape[1]} lengths can be asked for, not {n}")
-        return scores.topk(n, dim=1).indices + 1
+    def length_scores(self, batch: Batch) -> Tensor | None:
+        return None if self.length_table is None else self.length_table(batch)
 
     def log_z(self, batch: Batch) -> Tensor:
-        """[B] what has been learnt of each example's log Z."""
-        require(self, "a learnt log Z", "normalizer")
-        assert self.normalizer is not None
-        return self.normalizer(lengths_of(batch))
+        if self.normalizer is None:
+            raise InputError("this model has no learned log Z: set its normalizer")
+        mask = batch.mask if batch.symbols.eos is None else batch.mask & (batch.gold != batch.symbols.eos)
+        log_z: Tensor = self.normalizer(mask.sum(dim=1))
+        return log_z
 
 
-def lengths_of(batch: Batch) -> Tensor:
-    """How many tokens each example's output has, the end symbol not counted: [B]."""
-    mask = batch.mask if batch.symbols.eos is None else batch.mask & (batch.gold != batch.symbols.eos)
-    return mask.sum(dim=1)
-
-
-class MutualBlock(ReadingBlock):
-    """x += self-attention(norm x), everything sees everything; x += cross-attention(norm x); x += feed-forward(norm x)."""
+class MaskedBlock(ReadingBlock):
+    """x += self-attention(norm x) over all positions; x += cross-attention(norm x); x += feed-forward(norm x)."""
 
     def forward(
         self,
@@ -143,34 +153,24 @@ class MutualBlock(ReadingBlock):
         mask: Tensor | None,
         memory: Cache | None,
         memory_mask: Tensor | None,
-        places: Tensor | None = None,
+        positions: Tensor | None = None,
     ) -> Tensor:
-        """[R,T,width] -> [R,T,width], or [R,P,width] at the ``places`` [R,P], where the others are only looked at."""
+        """Map [R,T,width] to [R,T,width], or to [R,P,width] at ``positions`` [R,P], which see all others."""
         normed, width = self.self_norm(x), x.shape[-1]
-        if places is None:
+        if positions is None:
             q, k, v = split_heads(self.qkv(normed), 3, self.heads)
         else:
             k, v = split_heads(F.linear(normed, self.qkv.weight[width:]), 2, self.heads)
-            (q,) = split_heads(F.linear(picked(normed, places), self.qkv.weight[:width]), 1, self.heads)
-            x = picked(x, places)
-        seen = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)  # [R,heads,T,d]
-        return self._rest(x, seen, memory, memory_mask)
+            (q,) = split_heads(F.linear(gather_positions(normed, positions), self.qkv.weight[:width]), 1, self.heads)
+            x = gather_positions(x, positions)
+        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)  # [R,heads,T,d]
+        return self._rest(x, attended, memory, memory_mask)
 
 
-def picked(x: Tensor, places: Tensor) -> Tensor:
-    """[R,T,E] at the places [R,P]: [R,P,E].
+class MaskedBlocks(nn.Module):
+    """Positions, a stack of blocks in which every position sees all others, and a final norm.
 
-    >>> picked(torch.arange(6.0).view(1, 3, 2), torch.tensor([[2, 0]]))
-    tensor([[[4., 5.],
-             [0., 1.]]])
-    """
-    return x.gather(1, places.unsqueeze(2).expand(-1, -1, x.shape[2]))
-
-
-class MutualBlocks(nn.Module):
-    """Positions, a stack of blocks in which every position sees all others, and its last norm.
-
-    Positions are sinusoids, or learnt where ``longest`` says up to which.
+    Positions are sinusoids, or learned up to ``longest``.
     """
 
     def __init__(
@@ -186,139 +186,109 @@ class MutualBlocks(nn.Module):
         super().__init__()
         self.rate = rate
         self.positions = None if longest is None else nn.Parameter(torch.randn(longest, width) / width**0.5)
-        self.blocks = nn.ModuleList(MutualBlock(width, heads, feedforward, rate, cross) for _ in range(layers))
+        self.blocks = nn.ModuleList(MaskedBlock(width, heads, feedforward, rate, cross) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
 
     def forward(
         self,
         x: Tensor,
-        there: Tensor | None,
+        valid: Tensor | None,
         memories: tuple[Cache, ...] | None = None,
         memory_mask: Tensor | None = None,
-        places: Tensor | None = None,
+        positions: Tensor | None = None,
     ) -> Tensor:
-        """[R,T,width] -> [R,T,width], or [R,P,width] if only some ``places`` [R,P] are asked for.
-
-        ``there`` [R,T] says which positions are seen, None that all are.
-        """
-        x = dropout(x + self._places(x), self.rate, self.training)
-        mask = None if there is None or bool(there.all()) else there[:, None, None]  # [R,1,1,T]
+        """Map [R,T,width] to [R,T,width], or to [R,P,width] at ``positions`` [R,P]; only ``valid`` [R,T] ones are seen."""
+        x = dropout(x + self._positions(x), self.rate, self.training)
+        mask = None if valid is None or bool(valid.all()) else valid[:, None, None]  # [R,1,1,T]
         last = len(self.blocks) - 1
         for number, block in enumerate(self.blocks):
             memory = None if memories is None else memories[number]
-            x = block(x, mask, memory, memory_mask, places if number == last else None)
-        return self.norm(x)
+            x = block(x, mask, memory, memory_mask, positions if number == last else None)
+        features: Tensor = self.norm(x)
+        return features
 
-    def _places(self, x: Tensor) -> Tensor:
+    def _positions(self, x: Tensor) -> Tensor:
         if self.positions is None:
             return sinusoids(0, x.shape[1], x)
         if x.shape[1] > len(self.positions):
             raise InputError(
-                f"positions are learnt up to {len(self.positions)}, but a sequence has {x.shape[1]}: raise longest"
+                f"positions are learned up to {len(self.positions)}, but a sequence has {x.shape[1]}: raise longest"
             )
         return self.positions[: x.shape[1]]
 
 
-def check_nothing_to_read(model: str, sizes: Sizes) -> None:
-    """Raise ``InputError`` for data with sources."""
-    if sizes.source is not None or sizes.image is not None or sizes.classes is not None:
-        hint = ": use conditional_masked" if sizes.source is not None else ""
-        raise InputError(f"the {model} model reads no source, but this data has some{hint}")
-
-
-# Masked language model: a Transformer that sees the tokens on both sides of those that are hidden.
+# Masked language model
 
 Positions = Literal["sinusoidal", "learned"]
 
 
 @dataclass(frozen=True)
 class Masked(Options):
-    """Blocks as those of ``Transformer``'s encoder, over tokens of which some are hidden behind one learnt vector.
-
-    It reads no source: for source → target there is ``conditional_masked``. Scores have a bias of their own; ``tie`` shares
-    the embedding with the output. ``lengths`` adds a table of how likely each length is, which objectives of masked models
-    learn along; ``normalizer`` one of log Z by length, which only ``noise_contrastive`` learns.
-
-    >>> import torch
-    >>> model = Masked(width=8, heads=2, layers=1, feedforward=16).build(Sizes(target=10))
-    >>> model.score(torch.zeros(1, 8)).shape
-    torch.Size([1, 10])
-    """
+    """A Transformer encoder over tokens of which some are hidden, without a source (see `ConditionalMasked`)."""
 
     width: Count = 256
     heads: Count = 4
     layers: Count = 4
-    feedforward: Count = 1024
+    feedforward: Count = 1024  # hidden units of the feed-forward part
     dropout: Fraction = 0.1
-    tie: bool = True
+    tie: bool = True  # share the embedding with the output projection
     positions: Positions = "sinusoidal"
-    longest: Count = 512  # positions there are, where they are learnt
-    lengths: Count | None = None  # learn how long sequences are, up to so many tokens
-    normalizer: Count | None = None  # longest sequence that has a learnt log Z
+    longest: Count = 512  # number of learned positions
+    lengths: Count | None = None  # learn a distribution over output lengths up to this many tokens
+    normalizer: Count | None = None  # learn log Z by length up to this many tokens (noise_contrastive only)
 
     def check(self) -> None:
         check_heads(self.width, self.heads)
 
     def build(self, sizes: Sizes) -> "MaskedTransformer":
-        check_nothing_to_read("masked", sizes)
+        check_no_source("masked", sizes)
         return MaskedTransformer(self, sizes)
 
 
 class MaskedTransformer(MaskedTokens):
-    """The network of a ``Masked`` specification."""
+    """The network of `Masked`."""
 
     def __init__(self, spec: Masked, sizes: Sizes) -> None:
         super().__init__(sizes.target, spec.width, tie=spec.tie, normalizer=spec.normalizer)
         self.spec = spec
-        self.blocks = MutualBlocks(
-            spec.layers,
-            spec.width,
-            spec.heads,
-            spec.feedforward,
-            spec.dropout,
-            longest=spec.longest if spec.positions == "learned" else None,
-        )
-        self.length_scores = None if spec.lengths is None else LengthTable(spec.lengths)
+        longest = spec.longest if spec.positions == "learned" else None
+        shape = (spec.width, spec.heads, spec.feedforward, spec.dropout)
+        self.blocks = MaskedBlocks(spec.layers, *shape, longest=longest)
+        self.length_table = None if spec.lengths is None else LengthTable(spec.lengths)
 
     def features(self, batch: Batch, tokens: Tensor, masked: Tensor) -> Tensor:
         return self.features_at(batch, tokens, masked, None)
 
     def features_at(self, batch: Batch, tokens: Tensor, masked: Tensor, positions: Tensor | None) -> Tensor:
-        """The features at positions [R,P] alone, [R,P,H]; at all of them if None."""
         refuse_source(batch, "masked")
-        rows = rows_of(batch, tokens, masked)
-        return self.blocks(self.inputs(rows), rows.there, places=positions)
+        rows = masked_rows(batch, tokens, masked)
+        features: Tensor = self.blocks(self.inputs(rows), rows.valid, positions=positions)
+        return features
 
 
-# Conditional masked language model: source → target with hidden target tokens, and a guess of the target's length.
+# Conditional masked language model
 
 
 @dataclass(frozen=True)
 class ConditionalMasked(Options):
-    """An encoder over the source, and blocks over the target of which some tokens are hidden (Ghazvininejad et al. 2019).
+    """An encoder over the source and blocks over a target with hidden tokens (Ghazvininejad et al. 2019).
 
-    Blocks are those of ``Transformer``, but target positions see those on both sides. A target has as many tokens as its
-    length says, up to ``longest``; its probability is the softmax of
+    The model also predicts the number of target tokens T, with the softmax of
 
         score(T) = a_T · s + d_(T − S) · s
 
-    with s the mean of the encoder's states and S the number of source tokens. ``tie`` shares the target embedding with the
-    output; ``share_source`` has one embedding for both sides and needs one vocabulary for both.
-
-    >>> model = ConditionalMasked(width=8, heads=2, feedforward=16).build(Sizes(target=10, source=12))
-    >>> model.score(torch.zeros(1, 8)).shape
-    torch.Size([1, 10])
+    where s is the mean of the encoder's states and S the number of source tokens.
     """
 
     width: Count = 256
     heads: Count = 4
     encoder_layers: Natural = 3
     decoder_layers: Count = 3
-    feedforward: Count = 1024
+    feedforward: Count = 1024  # hidden units of the feed-forward part
     dropout: Fraction = 0.1
-    tie: bool = True
-    share_source: bool = False
-    longest: Count = 200  # most tokens of a target, the end symbol not counted
+    tie: bool = True  # share the target embedding with the output projection
+    share_source: bool = False  # one embedding for source and target; needs one vocabulary
+    longest: Count = 200  # largest number of target tokens, end symbol excluded
 
     def check(self) -> None:
         check_heads(self.width, self.heads)
@@ -328,23 +298,13 @@ class ConditionalMasked(Options):
             raise InputError(
                 "conditional_masked reads sources of token ids, and this data has none: use masked or field"
             )
-        if self.share_source and sizes.source != sizes.target:
-            raise InputError(
-                f"share_source needs one vocabulary for both sides, not {sizes.source} and {sizes.target} tokens"
-            )
+        if self.share_source:
+            check_shared_vocabulary(sizes)
         return ConditionalMaskedModel(self, sizes)
 
 
-class _Read(NamedTuple):
-    """What is made of the sources, once for all rows."""
-
-    states: Tensor  # [B,S,width]
-    memories: tuple[Cache, ...]  # keys and values of each decoder layer, [B,heads,S,d]
-    mask: Tensor | None  # [B,S] bool
-
-
 class ConditionalMaskedModel(MaskedTokens):
-    """The network of a ``ConditionalMasked`` specification."""
+    """The network of `ConditionalMasked`."""
 
     def __init__(self, spec: ConditionalMasked, sizes: Sizes) -> None:
         super().__init__(sizes.target, spec.width, tie=spec.tie)
@@ -352,56 +312,52 @@ class ConditionalMaskedModel(MaskedTokens):
         shape = (spec.width, spec.heads, spec.feedforward, spec.dropout)
         self.source_embedding: nn.Parameter | None = None
         if not spec.share_source:
-            self.source_embedding = nn.Parameter(torch.randn(sizes.source or 0, spec.width) / math.sqrt(spec.width))
-        self.encoder = MutualBlocks(spec.encoder_layers, *shape)
+            self.source_embedding = embedding_matrix(sizes.source or 0, spec.width)
+        self.encoder = MaskedBlocks(spec.encoder_layers, *shape)
         self.cross = linear(spec.width, spec.width, blocks=2 * spec.decoder_layers)
-        self.decoder = MutualBlocks(spec.decoder_layers, *shape, cross=True)
+        self.decoder = MaskedBlocks(spec.decoder_layers, *shape, cross=True)
         self.by_length = nn.Linear(spec.width, spec.longest, bias=False)  # a
         self.by_difference = nn.Linear(spec.width, 2 * spec.longest, bias=False)  # d
 
     def encoded(self, batch: Batch) -> Batch:
-        """The batch with the encoder's states in the place of its sources: [B,S,·] for ``scores`` to read many times."""
-        if _is_encoded(batch):
-            return batch
+        """Replace the sources by the encoder's states and the keys and values of all layers: [B,S,·]."""
+        if batch.source is not None and batch.source.is_floating_point() and batch.source.dim() == 3:
+            return batch  # is encoded
         ids, mask = source_tokens(batch)
         table = self.embedding if self.source_embedding is None else self.source_embedding
         states = self.encoder(F.embedding(ids, table) * self.scale, mask)
-        both = torch.cat([states, self.cross(states)], dim=-1)
-        return replace(batch, source=both, source_mask=mask)
+        return replace(batch, source=torch.cat([states, self.cross(states)], dim=-1), source_mask=mask)
 
-    def _read(self, batch: Batch) -> _Read:
+    def _memory(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the encoder's states [B,S,width], keys and values [B,S,·] and the source mask [B,S]."""
         batch = self.encoded(batch)
         assert batch.source is not None
         states, keys_values = batch.source.tensor_split([self.spec.width], dim=-1)
-        parts = split_heads(keys_values, 2 * self.spec.decoder_layers, self.spec.heads)
-        return _Read(states, tuple(map(Cache, parts[::2], parts[1::2])), batch.source_mask)
+        return states, keys_values, batch.source_mask
 
     def features(self, batch: Batch, tokens: Tensor, masked: Tensor) -> Tensor:
         return self.features_at(batch, tokens, masked, None)
 
     def features_at(self, batch: Batch, tokens: Tensor, masked: Tensor, positions: Tensor | None) -> Tensor:
-        """The features at positions [R,P] alone, [R,P,H]; at all of them if None."""
-        rows, read = rows_of(batch, tokens, masked), self._read(batch)
-        memories, mask = read.memories, None if read.mask is None else read.mask[:, None, None]
+        rows = masked_rows(batch, tokens, masked)
+        _, keys_values, mask = self._memory(batch)
+        parts = split_heads(keys_values, 2 * self.spec.decoder_layers, self.spec.heads)
+        mask = None if mask is None else mask[:, None, None]
         if rows.copies > 1:
-            memories = tuple(
-                Cache(*(part.repeat_interleave(rows.copies, dim=0) for part in memory)) for memory in memories
-            )
+            parts = tuple(part.repeat_interleave(rows.copies, dim=0) for part in parts)
             mask = None if mask is None else mask.repeat_interleave(rows.copies, dim=0)
-        return self.decoder(self.inputs(rows), rows.there, memories, mask, positions)
+        memories = tuple(map(Cache, parts[::2], parts[1::2]))
+        features: Tensor = self.decoder(self.inputs(rows), rows.valid, memories, mask, positions)
+        return features
 
     def length_scores(self, batch: Batch) -> Tensor:
-        """[B,longest]: the score of each length 1, 2, … of the target, the end symbol not counted."""
-        read = self._read(batch)
-        b, s = read.states.shape[:2]
-        there = read.states.new_ones(b, s) if read.mask is None else read.mask.to(read.states.dtype)
-        sizes = there.sum(dim=1, keepdim=True)
-        mean = (read.states * there.unsqueeze(-1)).sum(dim=1) / sizes.clamp(min=1)
+        states, _, mask = self._memory(batch)
+        b, s = states.shape[:2]
+        valid = states.new_ones(b, s) if mask is None else mask.to(states.dtype)
+        sizes = valid.sum(dim=1, keepdim=True)
+        mean = (states * valid.unsqueeze(-1)).sum(dim=1) / sizes.clamp(min=1)
         longest = self.spec.longest
         lengths = torch.arange(1, longest + 1, device=mean.device)
-        apart = lengths - sizes.long().clamp(max=longest) + longest  # [B,longest], in 1 … 2·longest
-        return self.by_length(mean) + self.by_difference(mean).gather(1, apart - 1)
-
-
-def _is_encoded(batch: Batch) -> bool:
-    return batch.source is not None and batch.source.is_floating_point() and batch.source.dim() == 3
+        difference = lengths - sizes.long().clamp(max=longest) + longest  # [B,longest], in 1 … 2·longest
+        scores: Tensor = self.by_length(mean) + self.by_difference(mean).gather(1, difference - 1)
+        return scores

@@ -1,12 +1,10 @@
-"""Context managers that change how a model runs: evaluation mode, no dropout, step by step."""
+"""Context managers that change how a model runs: evaluation mode, no dropout."""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 
 import torch
 from torch import nn
-
-from unforced.protocols import SupportsStepping
 
 
 @contextmanager
@@ -47,11 +45,6 @@ def no_dropout(model: object) -> Iterator[None]:
             module.training = True
         for rnn, rate in recurrent:
             rnn.dropout = rate
-
-
-def stepping(model: object) -> AbstractContextManager[None]:
-    """Enter the model's own mode for many single steps with gradients, if it has one."""
-    return model.stepping() if isinstance(model, SupportsStepping) else nullcontext()
 
 
 def _modules_in_training(model: object) -> list[nn.Module]:

@@ -1,4 +1,4 @@
-"""A transition table behind the decoder's protocol: small enough to enumerate, and to learn the protocol from."""
+"""A transition table as a `StepDecoder`: small enough to enumerate, and an example of the protocol."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -17,26 +17,22 @@ from unforced.types import Batch, DecoderState, Sizes
 class Toy(Options):
     """score(y_t = w) = table[context, w] + Σ over source tokens x of table[x, w].
 
-    Entries are drawn from a normal distribution times ``scale``. The context is the last token (``order`` 1) or the last two (``order`` 2; the state then carries a token).
-
-    >>> model = Toy(order=2).build(Sizes(target=4))
-    >>> model.table.shape
-    torch.Size([16, 4])
+    The context is the last token, or the last two (the state then carries a token).
     """
 
-    order: Literal[1, 2] = 1
-    scale: float = 1.0
+    order: Literal[1, 2] = 1  # number of tokens in the context
+    scale: float = 1.0  # factor of the normal random entries
 
     def build(self, sizes: Sizes) -> "ToyModel":
         if sizes.image is not None:
-            raise InputError("the toy model reads token ids, classes or nothing, but no images")
+            raise InputError("the toy model cannot read images")
         return ToyModel(self, sizes)
 
 
 class ToyModel(nn.Module):
-    """Tokens are one-hot vectors, features are one-hot contexts (and counts of source tokens), scores table look-ups.
+    """The network of `Toy`: tokens are one-hot vectors, features one-hot contexts and counts of source tokens.
 
-    Everything is linear in each input token, so a mixture of tokens gives the expected scores.
+    Scores are linear in each input token, so a mixture of tokens gives the expected scores.
     """
 
     def __init__(self, spec: Toy, sizes: Sizes) -> None:
@@ -50,7 +46,7 @@ class ToyModel(nn.Module):
         return DecoderState(carry=previous if self.spec.order == 2 else None, shared=self._counts(batch))
 
     def _counts(self, batch: Batch) -> Tensor | None:
-        """[B,X] how often each source token occurs."""
+        """Count the source tokens: [B,X]."""
         if self.sizes.source is not None:
             ids, mask = source_tokens(batch)
             seen = F.one_hot(ids, self.sizes.source).to(self.table.dtype)

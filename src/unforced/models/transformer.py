@@ -1,4 +1,4 @@
-"""Pre-norm Transformer blocks with functional key/value state, shared by the encoder-decoder and the causal model."""
+"""Transformers with functional key/value state: encoder-decoder (Vaswani et al. 2017, pre-norm) and decoder-only."""
 
 import math
 from dataclasses import dataclass, field
@@ -10,27 +10,36 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unforced.errors import InputError
-from unforced.models.layers import Convolution, ConvolutionalEncoder, TargetTokens, class_vectors, source_tokens
+from unforced.models.layers import (
+    Convolution,
+    ConvolutionalEncoder,
+    TargetTokens,
+    class_vectors,
+    embedding_matrix,
+    source_tokens,
+)
 from unforced.ops.kernels import dropout
 from unforced.options import Count, Fraction, Natural, Options
 from unforced.types import Batch, DecoderState, Sizes
 
+# Blocks
+
 
 class Cache(NamedTuple):
-    """Keys and values of the positions a layer has read, each [R,heads,T,d]; extended by a copy, never in place."""
+    """Keys and values [R,heads,T,d] of the positions that a layer has read; never changed in place."""
 
     keys: Tensor
     values: Tensor
 
 
 def check_heads(width: int, heads: int) -> None:
-    """Raise `InputError` unless the heads divide the width."""
+    """Raise `InputError` if a width does not split into heads."""
     if width % heads:
-        raise InputError(f"width must be a multiple of heads, {heads}, got {width}")
+        raise InputError(f"width must be a multiple of heads, got {width} for {heads} heads")
 
 
 def linear(inputs: int, outputs: int, blocks: int = 1) -> nn.Linear:
-    """A bias-free linear layer of ``blocks`` stacked matrices, each with Xavier's uniform initialisation."""
+    """Return a bias-free linear layer of ``blocks`` stacked matrices, each with Xavier's uniform initialisation."""
     layer = nn.Linear(inputs, outputs * blocks, bias=False)
     for block in layer.weight.data.chunk(blocks):
         nn.init.xavier_uniform_(block)
@@ -38,12 +47,17 @@ def linear(inputs: int, outputs: int, blocks: int = 1) -> nn.Linear:
 
 
 def split_heads(x: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:
-    """[R,T,parts·heads·d] -> ``parts`` tensors [R,heads,T,d], without a copy."""
+    """Split [R,T,parts·heads·d] into ``parts`` tensors [R,heads,T,d], without a copy."""
     return x.unflatten(-1, (parts, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
 
 
+def merge_heads(x: Tensor) -> Tensor:
+    """Merge [R,heads,T,d] into [R,T,heads·d]."""
+    return x.transpose(1, 2).flatten(2)
+
+
 class Block(nn.Module):
-    """The parameters that blocks of both sides have; each side's forward says how they are used."""
+    """Parameters of a block: self-attention and feed-forward part; subclasses define how they are used."""
 
     def __init__(self, width: int, heads: int, feedforward: int, rate: float) -> None:
         super().__init__()
@@ -66,14 +80,14 @@ class EncoderBlock(Block):
     """x += self-attention(norm x); x += feed-forward(norm x)."""
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """[B,S,width] -> [B,S,width]; every position sees all those that ``mask`` [B,1,1,S] allows."""
+        """Map [R,S,width] to [R,S,width]; every position sees those that ``mask`` [R,1,1,S] allows."""
         q, k, v = split_heads(self.qkv(self.self_norm(x)), 3, self.heads)
-        seen = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-        return self._feed(self._add(x, self.self_out(_merge(seen))))
+        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return self._feed(self._add(x, self.self_out(merge_heads(attended))))
 
 
 class CrossAttention(nn.Module):
-    """What a decoder block reads from a memory; keys and values [R,heads,S,d] are made elsewhere, once."""
+    """Attention of a decoder block to a memory, whose keys and values [R,heads,S,d] are computed once elsewhere."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -83,30 +97,31 @@ class CrossAttention(nn.Module):
         self.out = linear(width, width)
 
     def forward(self, x: Tensor, memory: Cache, mask: Tensor | None, where: Tensor | None = None) -> Tensor:
-        """[R,T,width] -> [R,T,width]; with ``where`` [R,T], [N,width] -> [N,width] for the N positions that it marks."""
+        """Map [R,T,width] to [R,T,width], or with ``where`` [R,T] the [N,width] of its N positions to [N,width]."""
         q = self.query(self.norm(x))
         if where is not None:
             q = q.new_zeros(*where.shape, q.shape[-1]).masked_scatter_(where.unsqueeze(-1), q)
         (q,) = split_heads(q, 1, self.heads)
-        seen = _merge(F.scaled_dot_product_attention(q, memory.keys, memory.values, attn_mask=mask))
-        return self.out(seen if where is None else seen[where])
+        attended = merge_heads(F.scaled_dot_product_attention(q, memory.keys, memory.values, attn_mask=mask))
+        out: Tensor = self.out(attended if where is None else attended[where])
+        return out
 
 
 class ReadingBlock(Block):
-    """A block that may read from a memory between its self-attention and its feed-forward part."""
+    """A block that may attend to a memory between its self-attention and its feed-forward part."""
 
     def __init__(self, width: int, heads: int, feedforward: int, rate: float, cross: bool) -> None:
         super().__init__(width, heads, feedforward, rate)
         self.cross = CrossAttention(width, heads) if cross else None
 
     def _rest(
-        self, x: Tensor, seen: Tensor, memory: Cache | None, mask: Tensor | None, where: Tensor | None = None
+        self, x: Tensor, attended: Tensor, memory: Cache | None, mask: Tensor | None, where: Tensor | None = None
     ) -> Tensor:
-        """What comes behind self-attention, which has ``seen`` [R,heads,T,d]; with ``where`` [R,T], only there: [N,width]."""
-        seen = _merge(seen)
+        """Run what follows self-attention, whose output is ``attended`` [R,heads,T,d]; with ``where`` only there."""
+        attended = merge_heads(attended)
         if where is not None:
-            x, seen = x[where], seen[where]
-        x = self._add(x, self.self_out(seen))
+            x, attended = x[where], attended[where]
+        x = self._add(x, self.self_out(attended))
         if self.cross is not None and memory is not None:
             x = self._add(x, self.cross(x, memory, mask, where))
         return self._feed(x)
@@ -124,25 +139,21 @@ class DecoderBlock(ReadingBlock):
         memory_mask: Tensor | None = None,
         where: Tensor | None = None,
     ) -> tuple[Tensor, Cache]:
-        """[R,T,width] after the ``past`` positions -> [R,T,width] and the keys and values of past and present.
+        """Read [R,T,width] after the ``past`` positions; return [R,T,width] and the extended cache.
 
-        ``mask`` [T,P+T] says which of past and present each position sees; None is causal if there is no past, and
-        everything if there is one (a single step). With ``where`` [R,T] the output is that of the positions it marks, [N,width].
+        ``mask`` [T,P+T] marks the positions that each position sees. Without a mask attention is causal if there is no
+        past, and complete for a single step after a past. With ``where`` [R,T] the output is [N,width].
         """
         q, k, v = split_heads(self.qkv(self.self_norm(x)), 3, self.heads)
         if past is not None:
             k, v = torch.cat([past.keys, k], dim=2), torch.cat([past.values, v], dim=2)
         causal = past is None and x.shape[1] > 1
-        seen = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
-        return self._rest(x, seen, memory, memory_mask, where), Cache(k, v)
-
-
-def _merge(x: Tensor) -> Tensor:
-    return x.transpose(1, 2).flatten(2)  # [R,heads,T,d] -> [R,T,heads·d]
+        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
+        return self._rest(x, attended, memory, memory_mask, where), Cache(k, v)
 
 
 class DecoderBlocks(nn.Module):
-    """A stack of decoder blocks and its last norm; the state is a tuple of caches, or None before the first input."""
+    """A stack of decoder blocks and a final norm; the state is a tuple of caches, or None before the first input."""
 
     def __init__(self, layers: int, width: int, heads: int, feedforward: int, rate: float, cross: bool) -> None:
         super().__init__()
@@ -158,7 +169,10 @@ class DecoderBlocks(nn.Module):
         memory_mask: Tensor | None = None,
         where: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Cache, ...]]:
-        """[R,T,width] -> [R,T,width], or [N,width] at the positions that ``where`` [R,T] marks: the last block makes no others."""
+        """Map [R,T,width] to [R,T,width], or to [N,width] at the N positions of ``where`` [R,T].
+
+        With ``where`` the last block computes no other positions.
+        """
         first, count = 0 if past is None else past[0].keys.shape[2], x.shape[1]
         x = dropout(x + sinusoids(first, count, x), self.rate, self.training)
         mask = None
@@ -179,19 +193,19 @@ class DecoderBlocks(nn.Module):
 
 
 def sinusoids(first: int, count: int, like: Tensor) -> Tensor:
-    """Positions ``first`` … ``first + count − 1`` as [count, width] sines and cosines (Vaswani et al. 2017, 3.5).
+    """Return positions ``first`` … ``first + count − 1`` as [count,width] sines and cosines (Vaswani et al. 2017, 3.5).
 
-    Half of the features are sin(t / 10000^(2i/width)), half the cosines; there is no longest length.
+    Half of the features are sin(t / 10000^(2i/width)), half the cosines. There is no largest position.
 
     >>> sinusoids(0, 1, torch.zeros(1, 4))
     tensor([[0., 0., 1., 1.]])
     """
     size = max(256, 1 << (first + count - 1).bit_length())
-    return _table(size, like.shape[-1], like.dtype, like.device)[first : first + count]
+    return _sinusoid_table(size, like.shape[-1], like.dtype, like.device)[first : first + count]
 
 
 @lru_cache(maxsize=16)
-def _table(size: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+def _sinusoid_table(size: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     with torch.inference_mode(False), torch.no_grad():
         half = (width + 1) // 2
         rates = torch.exp(torch.arange(half, dtype=torch.float64) * (-2 * math.log(10000) / width))
@@ -199,31 +213,55 @@ def _table(size: int, width: int, dtype: torch.dtype, device: torch.device) -> T
         return torch.cat([angles.sin(), angles.cos()], dim=1)[:, :width].to(device=device, dtype=dtype)
 
 
-# Transformer encoder-decoder (Vaswani et al. 2017), pre-norm, with functional key/value state.
+# Networks
+
+
+class TransformerShared(NamedTuple):
+    """What all hypotheses of an example share."""
+
+    memories: tuple[Cache, ...] | None = None  # cross-attention keys and values of each layer, [R,heads,S,d]
+    mask: Tensor | None = None  # [R,1,1,S] bool, or None if nothing is padded
+    class_vector: Tensor | None = None  # [R,width], added to every input
+
+
+class TransformerDecoder(TargetTokens):
+    """The decoder of both networks; its state carries each layer's keys and values."""
+
+    decoder: DecoderBlocks
+
+    def advance(self, state: DecoderState, inputs: Tensor) -> tuple[Tensor, DecoderState]:
+        features, carry = self._decode(state, inputs)
+        return features, DecoderState(carry, state.shared)
+
+    def advance_at(self, state: DecoderState, inputs: Tensor, where: Tensor) -> Tensor:
+        return self._decode(state, inputs, where)[0]
+
+    def _decode(
+        self, state: DecoderState, inputs: Tensor, where: Tensor | None = None
+    ) -> tuple[Tensor, tuple[Cache, ...]]:
+        memories, mask, class_vector = state.shared
+        if class_vector is not None:
+            inputs = inputs + class_vector.unsqueeze(1)
+        found: tuple[Tensor, tuple[Cache, ...]] = self.decoder(inputs, state.carry, memories, mask, where)
+        return found
 
 
 @dataclass(frozen=True)
 class Transformer(Options):
-    """Encoder blocks over token ids or the cells of a convolutional encoder (images), and decoder blocks over those.
+    """A Transformer over token ids or over the cells of a convolutional encoder (images).
 
-    Blocks are pre-norm and bias-free, with ReLU, dropout on what each adds to its residual stream, and sinusoidal
-    positions. ``tie`` shares the target embedding with the output; ``share_source`` has one embedding for both
-    sides and needs one vocabulary for both; ``convolution`` matters for images.
-
-    >>> model = Transformer(width=8, heads=2, feedforward=16).build(Sizes(target=10, source=12))
-    >>> model.score(torch.zeros(1, 8)).shape
-    torch.Size([1, 10])
+    Blocks are pre-norm and bias-free, with ReLU, dropout on each residual branch and sinusoidal positions.
     """
 
     width: Count = 256
     heads: Count = 4
     encoder_layers: Natural = 3
     decoder_layers: Count = 3
-    feedforward: Count = 1024
+    feedforward: Count = 1024  # hidden units of the feed-forward part
     dropout: Fraction = 0.1
-    tie: bool = True
-    share_source: bool = False
-    convolution: Convolution = field(default_factory=Convolution)
+    tie: bool = True  # share the target embedding with the output projection
+    share_source: bool = False  # one embedding for source and target; needs one vocabulary
+    convolution: Convolution = field(default_factory=Convolution)  # encoder of images
 
     def check(self) -> None:
         check_heads(self.width, self.heads)
@@ -231,21 +269,22 @@ class Transformer(Options):
     def build(self, sizes: Sizes) -> "TransformerModel":
         if sizes.source is None and sizes.image is None:
             raise InputError("the Transformer reads token ids or images, and this data has neither: use causal")
-        if self.share_source and sizes.source != sizes.target:
-            raise InputError(
-                "share_source needs one vocabulary for both sides, but the source has "
-                f"{sizes.source or 'no'} tokens and the target {sizes.target}"
-            )
+        if self.share_source:
+            check_shared_vocabulary(sizes)
         return TransformerModel(self, sizes)
 
 
-class _Shared(NamedTuple):
-    memories: tuple[Cache, ...]  # cross-attention keys and values of each layer, [R,heads,S,d]
-    mask: Tensor | None  # [R,1,1,S] bool, or None where nothing is padded
+def check_shared_vocabulary(sizes: Sizes) -> None:
+    """Raise `InputError` if source and target do not have one vocabulary."""
+    if sizes.source != sizes.target:
+        raise InputError(
+            "share_source needs one vocabulary for both sides, but the source has "
+            f"{sizes.source or 'no'} tokens and the target {sizes.target}"
+        )
 
 
-class TransformerModel(TargetTokens):
-    """The network of a ``Transformer`` specification; its state carries each layer's keys and values."""
+class TransformerModel(TransformerDecoder):
+    """The network of `Transformer`."""
 
     def __init__(self, spec: Transformer, sizes: Sizes) -> None:
         super().__init__(sizes.target, spec.width, tie=spec.tie)
@@ -256,10 +295,10 @@ class TransformerModel(TargetTokens):
         if sizes.image is not None:
             self.source = ConvolutionalEncoder(sizes.image, spec.convolution, spec.width, spec.dropout)
         elif sizes.source is not None and not spec.share_source:
-            self.source_embedding = nn.Parameter(torch.randn(sizes.source, spec.width) / math.sqrt(spec.width))
+            self.source_embedding = embedding_matrix(sizes.source, spec.width)
         self.encoder = nn.ModuleList(EncoderBlock(*shape) for _ in range(spec.encoder_layers))
         self.encoder_norm = nn.LayerNorm(spec.width)
-        self.cross = linear(spec.width, spec.width, blocks=2 * spec.decoder_layers)  # all layers' keys and values
+        self.cross = linear(spec.width, spec.width, blocks=2 * spec.decoder_layers)  # keys and values of all layers
         self.decoder = DecoderBlocks(spec.decoder_layers, *shape, cross=True)
 
     def start(self, batch: Batch) -> DecoderState:
@@ -269,7 +308,7 @@ class TransformerModel(TargetTokens):
             x = block(x, mask)
         parts = split_heads(self.cross(self.encoder_norm(x)), 2 * self.spec.decoder_layers, self.spec.heads)
         memories = tuple(Cache(k, v) for k, v in zip(parts[::2], parts[1::2]))
-        return DecoderState(None, _Shared(memories, mask))
+        return DecoderState(None, TransformerShared(memories, mask))
 
     def _sources(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
         if self.source is not None:
@@ -280,37 +319,20 @@ class TransformerModel(TargetTokens):
         x = F.embedding(ids, table) * self.scale
         return dropout(x + sinusoids(0, x.shape[1], x), self.spec.dropout, self.training), mask
 
-    def advance(self, state: DecoderState, inputs: Tensor) -> tuple[Tensor, DecoderState]:
-        shared: _Shared = state.shared
-        features, carry = self.decoder(inputs, state.carry, shared.memories, shared.mask)
-        return features, DecoderState(carry, shared)
-
-    def advance_at(self, state: DecoderState, inputs: Tensor, where: Tensor) -> Tensor:
-        shared: _Shared = state.shared
-        return self.decoder(inputs, state.carry, shared.memories, shared.mask, where)[0]
-
-
-# Decoder-only Transformer for text and pixels, optionally conditioned on a class.
-
 
 @dataclass(frozen=True)
 class Causal(Options):
-    """A language model over tokens or pixels; with classes, an embedding of the class is added to every input.
+    """A decoder-only Transformer over tokens or pixels; with classes, an embedding of the class is added to every input.
 
-    Blocks are those of ``Transformer``, without a memory to attend to. Data with a source to read is refused.
-
-    >>> import torch
-    >>> model = Causal(width=8, heads=2, layers=1, feedforward=16).build(Sizes(target=10, classes=3))
-    >>> model.score(torch.zeros(1, 8)).shape
-    torch.Size([1, 10])
+    Its blocks are those of `Transformer`.
     """
 
     width: Count = 256
     heads: Count = 4
     layers: Count = 4
-    feedforward: Count = 1024
+    feedforward: Count = 1024  # hidden units of the feed-forward part
     dropout: Fraction = 0.1
-    tie: bool = True
+    tie: bool = True  # share the embedding with the output projection
 
     def check(self) -> None:
         check_heads(self.width, self.heads)
@@ -324,8 +346,8 @@ class Causal(Options):
         return CausalModel(self, sizes)
 
 
-class CausalModel(TargetTokens):
-    """The network of a ``Causal`` specification; its state carries each layer's keys and values."""
+class CausalModel(TransformerDecoder):
+    """The network of `Causal`."""
 
     def __init__(self, spec: Causal, sizes: Sizes) -> None:
         super().__init__(sizes.target, spec.width, tie=spec.tie)
@@ -334,14 +356,4 @@ class CausalModel(TargetTokens):
         self.decoder = DecoderBlocks(spec.layers, spec.width, spec.heads, spec.feedforward, spec.dropout, cross=False)
 
     def start(self, batch: Batch) -> DecoderState:
-        return DecoderState(None, class_vectors(self.classes, batch))
-
-    def advance(self, state: DecoderState, inputs: Tensor) -> tuple[Tensor, DecoderState]:
-        features, carry = self.decoder(self._inputs(state, inputs), state.carry)
-        return features, DecoderState(carry, state.shared)
-
-    def advance_at(self, state: DecoderState, inputs: Tensor, where: Tensor) -> Tensor:
-        return self.decoder(self._inputs(state, inputs), state.carry, where=where)[0]
-
-    def _inputs(self, state: DecoderState, inputs: Tensor) -> Tensor:
-        return inputs if state.shared is None else inputs + state.shared.unsqueeze(1)
+        return DecoderState(None, TransformerShared(class_vector=class_vectors(self.classes, batch)))

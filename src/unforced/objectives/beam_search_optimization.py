@@ -2,13 +2,13 @@
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unforced.decoding.search import Constraints, Found, HardMove, Record, Selection, follow, search
+from unforced.decoding.search import Constraints, HardMove, Nodes, ScoreType, SearchResult, Selection, follow, search
 from unforced.decoding.teacher_forcing import gold_scores, output_features
 from unforced.models.modes import evaluation_mode
 from unforced.objectives.costs import Hamming, fitted_cost, gold_steps
@@ -21,7 +21,6 @@ from unforced.protocols import Cost, Schedule, StepDecoder, require
 from unforced.types import Batch, DecoderState, Loss, Progress
 
 Width = Annotated[float, AtLeast(1)]  # of a beam, rounded down
-Scores = Literal["global", "local"]
 
 
 class GoldMemory(NamedTuple):
@@ -105,12 +104,12 @@ class GoldBeam:
             weights=noted(memory.weights, weight),
             rivals=noted(memory.rivals, rival),
         )
-        record = Record(torch.cat([gold.unsqueeze(1), tokens], dim=1), F.pad(parents, (1, 0)))
+        record = Nodes(torch.cat([gold.unsqueeze(1), tokens], dim=1), F.pad(parents, (1, 0)))
         move = HardMove(record.tokens, record.parents, before)
         return Selection(memory, move, record, torch.ones_like(violated))
 
 
-def of_tokens(scores: Tensor, places: Tensor, tokens: Tensor, kind: Scores) -> Tensor:
+def of_tokens(scores: Tensor, places: Tensor, tokens: Tensor, kind: ScoreType) -> Tensor:
     """What the model's scores [N,V] give M tokens at M of the N places: [M], as they are or as log-probabilities."""
     scores = widened(scores)
     found = scores[places, tokens]
@@ -128,7 +127,7 @@ class Violations(NamedTuple):
     scored: Tensor  # [M,T] bool: those of them up to the hypothesis's own end
 
 
-def violations(found: Found, batch: Batch) -> Violations:
+def violations(found: SearchResult, batch: Batch) -> Violations:
     """What a search has found, in the order of the examples and steps."""
     memory: GoldMemory = found.memory
     there = memory.places > 0  # [B,T]
@@ -188,7 +187,7 @@ class BeamSearchOptimization(Options):
 
     beam: Count | Schedule = 5  # hypotheses beside the gold, rounded down
     margin: NonNegative = 1.0  # by which the gold must outscore the last of them
-    scores: Scores = "global"  # scores as they are, or log-probabilities
+    scores: ScoreType = "global"  # scores as they are, or log-probabilities
     cost: Cost = field(default_factory=Hamming)  # what tokens cost
     beyond: Natural = 0  # steps behind the gold's end, where outputs end
     dropout: bool = False  # whether it is on while violations are searched
@@ -222,7 +221,7 @@ class BeamSearchOptimization(Options):
         metrics["lead"] = (-rivals[met].sum().float(), met.sum().float())
         return Loss(total, metrics["nll"][1], metrics)
 
-    def searched(self, model: StepDecoder, batch: Batch, state: DecoderState, beam: int) -> Found:
+    def searched(self, model: StepDecoder, batch: Batch, state: DecoderState, beam: int) -> SearchResult:
         """The beam search beside the gold, over as many steps as that has, and ``beyond``."""
         beyond, lengths = 0 if batch.symbols.eos is None else self.beyond, batch.mask.sum(dim=1)
         steps = batch.gold.shape[1] + beyond

@@ -14,7 +14,7 @@ from unforced.energy import energies
 from unforced.errors import InputError
 from unforced.ops import random_streams
 from unforced.ops.masks import FLOOR, widened
-from unforced.protocols import require
+from unforced.protocols import SupportsLengths, require
 from unforced.types import Batch, Loss
 
 Frozen = str | Callable[..., Any]  # a run folder, or in Python a model
@@ -57,9 +57,10 @@ def with_lengths(model: Any, batch: Batch, loss: Loss, shares: Tensor, weight: f
 
     ``shares`` [B] says how much of the loss's count each example has; the length's loss is averaged by them.
     """
-    if not weight or not callable(getattr(model, "length_scores", None)):
+    scores = model.length_scores(batch) if weight and isinstance(model, SupportsLengths) else None
+    if scores is None:
         return loss
-    scores = widened(model.length_scores(batch))  # of 1, 2, …
+    scores = widened(scores)
     lengths = energies.variables(batch).sum(dim=1)
     if len(lengths) and int(lengths.max()) > scores.shape[1]:
         raise InputError(

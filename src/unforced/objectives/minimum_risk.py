@@ -20,7 +20,6 @@ from unforced.objectives.schedules import at, check_ends
 from unforced.objectives.smoothing.outputs import END, as_lists, first_equal, together
 from unforced.objectives.smoothing.rewards import bleu_cost
 from unforced.ops.masks import length_mask, masked_log_softmax, scatter_mask
-from unforced.ops.relaxations import checked_alpha
 from unforced.options import Count, NonNegative, Options, Positive
 from unforced.protocols import Schedule, StepDecoder, require
 from unforced.types import Batch, DecoderState, Loss, Progress, Symbols
@@ -89,7 +88,7 @@ class MinimumRisk(Options):
 
     def __call__(self, model: StepDecoder, batch: Batch, *, progress: Progress, rng: torch.Generator) -> Loss:
         require(model, "minimum_risk", "start", "embed", "advance", "score")
-        alpha, state = checked_alpha(at(self.alpha, progress)), model.start(batch)
+        alpha, state = at(self.alpha, progress, "alpha", Positive), model.start(batch)
         outputs = self.outputs(model, batch, state, rng)  # [B,N,T], N = 1 + samples: the gold first
         first = first_equal(outputs)  # [B,N]
         members = first if self.gold else first[:, 1:]

@@ -1,11 +1,9 @@
-"""Schedules: numbers that are pure functions of training progress.
+"""Schedules: hyper-parameters that are pure functions of training progress.
 
-Each is a frozen dataclass, called with a ``Progress``. Time runs in ``unit``s: complete epochs, updates, or the fraction of
-the planned updates. For the first ``warmup`` units the value is ``start``; i below is the time that has passed since.
+A schedule is called with a `Progress`. Time is counted in complete epochs, updates, or as a fraction of the planned updates.
 """
 
 import math
-import sys
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -17,60 +15,57 @@ from unforced.types import Progress
 
 Unit = Literal["epoch", "step", "fraction"]
 Shape = Literal["step", "linear", "exponential", "sigmoid"]
+LEAST = 0.001  # share of the end value at which exponential and sigmoid rises begin
 
 
 def at(value: float | Schedule, progress: Progress, name: str = "value", hint: Any = float) -> float:
-    """Return the current value of a field that holds a number or a schedule; raise `InputError` if it leaves its range.
+    """Return the current value of a number or a schedule; raise `InputError` if a schedule leaves the range ``hint``.
 
     >>> at(0.5, Progress()), at(Linear(start=1.0, end=0.0, over=2), Progress(epoch=1.0))
     (0.5, 0.5)
     """
     if not isinstance(value, Schedule):
         return value
-    found = value(progress)
-    check_value(name, hint, found)
-    return found
+    current = value(progress)
+    check_value(name, hint, current)
+    return current
 
 
 def check_ends(name: str, value: float | Schedule, hint: Any) -> None:
     """Raise `InputError` if a schedule of this module leaves the range ``hint``; `at` checks other schedules."""
-    if isinstance(value, Constant | _Timed | Rise):
+    if isinstance(value, Constant | Decay | Rise):
         for end in value.ends():
             check_value(name, hint, end)
 
 
-def of(objective: object) -> dict[str, Schedule]:
-    """An objective's schedules by name, numbers as constants: what its ``schedules`` says, or nothing without one."""
-    found = objective.schedules() if isinstance(objective, SupportsSchedules) else {}
-    return {name: value if isinstance(value, Schedule) else Constant(value) for name, value in found.items()}
+def schedules_of(objective: object) -> dict[str, Schedule]:
+    """Return an objective's schedules by name, with numbers as `Constant`."""
+    values = objective.schedules() if isinstance(objective, SupportsSchedules) else {}
+    return {name: value if isinstance(value, Schedule) else Constant(value) for name, value in values.items()}
 
 
-def time(progress: Progress, unit: Unit) -> float:
-    """How far training has come, in ``unit``s."""
+def elapsed(progress: Progress, unit: Unit) -> float:
+    """Return the time since the start of training."""
     if unit == "epoch":
         return math.floor(progress.epoch)
     if unit == "step":
         return progress.step
     if progress.total is None:
-        raise InputError('a schedule in unit "fraction" needs to know how many updates are planned')
+        raise InputError('a schedule with unit "fraction" needs the number of planned updates')
     return progress.step / max(1, progress.total)
 
 
 def check_duration(name: str, value: float, unit: Unit) -> None:
-    """Raise `InputError` if a number of units makes no sense for the unit."""
+    """Raise `InputError` if a duration does not fit its unit."""
     if 0 < value < 1 and unit != "fraction":
-        raise InputError(f'a {name} of {value} {unit}s is none; did you mean unit = "fraction"?')
+        raise InputError(f'{name} is {value} {unit}s, less than one; did you mean unit = "fraction"?')
     if value > 1 and unit == "fraction":
-        raise InputError(f"a {name} in fractions of the training lies in [0, 1], not at {value}")
+        raise InputError(f"{name} is a fraction of the training and must be at most 1, got {value}")
 
 
 @dataclass(frozen=True)
 class Constant(Options):
-    """Always ``value``.
-
-    >>> Constant(0.5)(Progress(step=7))
-    0.5
-    """
+    """Always ``value``."""
 
     value: float
 
@@ -82,23 +77,23 @@ class Constant(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Timed(Options, ABC):
-    """A value that moves once the warm-up is over."""
+class Decay(Options, ABC):
+    """Base of schedules that keep a start value during a warm-up and change it afterwards."""
 
-    start: float = 1.0  # the value until the warm-up is over
-    warmup: NonNegative = 0.0  # how many units the first value is kept
-    unit: Unit = "epoch"  # what time is counted in
+    start: float = 1.0  # value until the end of the warm-up
+    warmup: NonNegative = 0.0  # duration of the warm-up
+    unit: Unit = "epoch"  # unit of time
 
     def check(self) -> None:
         check_duration("warmup", self.warmup, self.unit)
 
     def __call__(self, progress: Progress) -> float:
-        passed = time(progress, self.unit) - self.warmup
-        return self.start if passed < 0 else self.after(passed)
+        i = elapsed(progress, self.unit) - self.warmup
+        return self.start if i < 0 else self.after(i)
 
     @abstractmethod
-    def after(self, passed: float) -> float:
-        """The value when i = ``passed`` units have gone by since the warm-up."""
+    def after(self, i: float) -> float:
+        """Return the value at time i after the warm-up."""
 
     @abstractmethod
     def ends(self) -> tuple[float, float]:
@@ -106,92 +101,86 @@ class _Timed(Options, ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Linear(_Timed):
-    """From ``start`` to ``end`` in equal steps over ``over`` units, and ``end`` from then on.
+class Linear(Decay):
+    """Change linearly from ``start`` to ``end``, then stay.
 
     >>> Linear(start=1.0, end=0.0, over=4)(Progress(epoch=1.7))
     0.75
     """
 
-    end: float
-    over: Positive
+    end: float  # last value
+    over: Positive  # duration of the change
 
     def check(self) -> None:
         super().check()
         check_duration("over", self.over, self.unit)
 
-    def after(self, passed: float) -> float:
-        share = min(1.0, passed / self.over)
-        return self.start + (self.end - self.start) * share
+    def after(self, i: float) -> float:
+        return self.start + (self.end - self.start) * min(1.0, i / self.over)
 
     def ends(self) -> tuple[float, float]:
         return self.start, self.end
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exponential(_Timed):
-    """``start`` · ``rate``^i, going no further than ``cap``: upwards for a rate above 1, downwards for one below.
+class Exponential(Decay):
+    """``start`` · ``rate``^i until ``cap``.
 
     >>> alpha = Exponential(start=1.0, rate=2.0, cap=10.0)
     >>> [alpha(Progress(epoch=e)) for e in (0, 1, 3, 9, 10_000)]
     [1.0, 2.0, 8.0, 10.0, 10.0]
     """
 
-    start: Positive = 1.0  # the value until the warm-up is over
-    rate: Positive
-    cap: float | None = None
+    start: Positive = 1.0  # value until the end of the warm-up
+    rate: Positive  # factor per unit of time
+    cap: float | None = None  # bound that is not crossed; none if absent
 
     def check(self) -> None:
         super().check()
         if self.cap is not None and (self.cap - self.start) * (self.rate - 1) < 0:
-            raise InputError(f"from start {self.start} with rate {self.rate} a cap of {self.cap} is never reached")
+            raise InputError(f"cap {self.cap} is never reached from start {self.start} with rate {self.rate}")
 
-    def after(self, passed: float) -> float:
-        try:
-            value = max(self.start * self.rate**passed, sys.float_info.min)
-        except OverflowError:
-            value = sys.float_info.max
+    def after(self, i: float) -> float:
+        most = math.inf if self.rate == 1 else 600 / abs(math.log(self.rate))  # avoids overflow
+        value = float(self.start * self.rate ** min(i, most))
         if self.cap is None:
             return value
         return min(value, self.cap) if self.rate >= 1 else max(value, self.cap)
 
     def ends(self) -> tuple[float, float]:
-        if self.cap is not None:
-            return self.start, self.cap
-        return self.start, sys.float_info.max if self.rate > 1 else sys.float_info.min
+        return self.start, self.after(math.inf if self.rate != 1 else 0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class InverseSigmoid(_Timed):
-    """``end`` + (start − end) · k / (k + exp(i / k)) (Bengio et al. 2015): the larger ``k``, the gentler.
+class InverseSigmoid(Decay):
+    """``end`` + (start − end) · k / (k + exp(i / k)) (Bengio et al. 2015).
 
-    It is computed as a sigmoid, so that no exponential overflows. At i = 0 it is k / (k + 1) of the way, not all of it.
+    At i = 0 it has covered 1 / (k + 1) of the way.
 
     >>> mixing = InverseSigmoid(k=10.0, warmup=1)
     >>> [round(mixing(Progress(epoch=e)), 3) for e in (0, 1, 11, 100_000)]
     [1.0, 0.909, 0.786, 0.0]
     """
 
-    k: Positive
-    end: float = 0.0
+    k: Positive  # larger values decay more slowly
+    end: float = 0.0  # limit
 
-    def after(self, passed: float) -> float:
-        share = sigmoid(math.log(self.k) - passed / self.k)
-        return self.end + (self.start - self.end) * share
+    def after(self, i: float) -> float:
+        return self.end + (self.start - self.end) * sigmoid(math.log(self.k) - i / self.k)
 
     def ends(self) -> tuple[float, float]:
         return self.start, self.end
 
 
 @dataclass(frozen=True, kw_only=True)
-class Always(_Timed):
-    """``start`` for the warm-up, then 0: as a mixing probability, never gold again.
+class Always(Decay):
+    """``start`` during the warm-up, then 0: as a mixing probability, the target is never fed again.
 
     >>> Always(warmup=1)(Progress(epoch=0.5)), Always()(Progress())
     (1.0, 0.0)
     """
 
-    def after(self, passed: float) -> float:
+    def after(self, i: float) -> float:
         return 0.0
 
     def ends(self) -> tuple[float, float]:
@@ -200,47 +189,42 @@ class Always(_Timed):
 
 @dataclass(frozen=True, kw_only=True)
 class Rise(Options):
-    """From (nearly) 0 to ``end`` in the course of ``over`` units, and ``end`` from then on.
+    """Rise from (nearly) 0 to ``end``, then stay.
 
-    With x = time / over the share of ``end`` before x = 1 is: nothing at all (``step``), x (``linear``), 0.001^(1 − x)
+    With x = time / over, the share of ``end`` before x = 1 is 0 (``step``), x (``linear``), 0.001^(1 − x)
     (``exponential``), or a sigmoid from 0.001 to 0.999 (``sigmoid``).
 
     >>> Rise(end=0.5, over=100)(Progress(step=99)), Rise(end=0.5, over=100)(Progress(step=100))
     (0.0, 0.5)
-    >>> round(Rise(end=0.5, over=0.5, unit="fraction", shape="linear")(Progress(step=10, total=80)), 3)
-    0.125
     """
 
-    end: float
-    over: NonNegative = 0.0
-    unit: Unit = "step"
-    shape: Shape = "step"
+    end: float  # last value
+    over: NonNegative = 0.0  # duration of the rise
+    unit: Unit = "step"  # unit of time
+    shape: Shape = "step"  # how it rises
 
     def check(self) -> None:
         check_duration("over", self.over, self.unit)
 
     def __call__(self, progress: Progress) -> float:
-        if self.over == 0:
-            return self.end
-        x = time(progress, self.unit) / self.over
+        x = elapsed(progress, self.unit) / self.over if self.over else 1.0
         return self.end if x >= 1 else self.end * self.share(x)
+
+    def share(self, x: float) -> float:
+        match self.shape:
+            case "step":
+                return 0.0
+            case "linear":
+                return x
+            case "exponential":
+                return float(LEAST ** (1 - x))
+            case "sigmoid":
+                return sigmoid((2 * x - 1) * math.log((1 - LEAST) / LEAST))
 
     def ends(self) -> tuple[float, float]:
         return 0.0, self.end
 
-    def share(self, x: float) -> float:
-        if self.shape == "linear":
-            return x
-        if self.shape == "exponential":
-            return float(LEAST ** (1 - x))
-        if self.shape == "sigmoid":
-            return sigmoid((2 * x - 1) * math.log((1 - LEAST) / LEAST))
-        return 0.0
-
-
-LEAST = 0.001  # where rises that can't begin at zero begin
-
 
 def sigmoid(x: float) -> float:
-    """1 / (1 + exp(−x)) without overflow."""
-    return 1 / (1 + math.exp(-x)) if x > -700 else 0.0
+    """Return 1 / (1 + exp(−x)) without overflow."""
+    return 1 / (1 + math.exp(min(-x, 700)))

@@ -1,1 +1,1 @@
-"""Tensor operations shared by models, decoders and objectives."""
+"""Tensor helpers: masks, random streams, decoder state rows, relaxations, top-k, kernels."""

@@ -1,4 +1,4 @@
-"""Dropout that is cheap on a CPU, where drawing the mask costs more than using it."""
+"""Kernels that are faster than PyTorch's own."""
 
 from typing import Any
 
@@ -7,15 +7,17 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-_STEPS = 1 << 16  # a mask entry compares 16 random bits with a threshold
+from unforced.ops.masks import full_precision
+
+_STEPS = 1 << 16  # dropout compares 16 random bits per entry with a threshold
+_CHUNK = 1 << 19  # entries of [rows,T,S,A] that attention works on at a time, so that they stay in the cache
 
 
 def dropout(x: Tensor, rate: float, training: bool) -> Tensor:
-    """Set entries of ``x`` to zero with probability ``rate`` and scale the others so that the mean stays.
+    """Set entries of ``x`` to zero with probability ``rate`` and scale the others to keep the mean.
 
-    On a CPU one 64-bit draw of torch's global generator serves four entries (about a third of the time that
-    ``torch.nn.functional.dropout`` takes where its vendor-specific kernel is absent), so the rate is rounded to a
-    multiple of 2⁻¹⁶; the scale is that of the rounded rate. Other devices use PyTorch's own.
+    On a CPU one 64-bit draw of torch's global generator serves four entries, because drawing costs more than applying
+    the mask. The rate is therefore rounded to a multiple of 2⁻¹⁶. Other devices use PyTorch's own dropout.
 
     >>> dropout(torch.ones(2), 0.5, training=False)
     tensor([1., 1.])
@@ -34,135 +36,61 @@ def dropout(x: Tensor, rate: float, training: bool) -> Tensor:
     return x * noise.mul_(_STEPS / (_STEPS - dropped))
 
 
-# Matrix products of many small steps that add to one gradient of their weight.
+def additive_scores(queries: Tensor, keys: Tensor, energy: Tensor) -> Tensor:
+    """Return vᵀ tanh(q_t + k_s) [R,T,S] for all t and s, given e^(2q) [R,T,A], e^(2k) [R,S,A] and v [A].
 
+    tanh(q + k) = 1 − 2 / (1 + e^(2q) e^(2k)), so a pair costs a product and a reciprocal, and the exponentials are
+    computed T + S times instead of T · S times. The [R,T,S,A] tensor is never stored for the backward pass.
 
-class Kept:
-    """What the steps of one backward pass have added up so far."""
-
-    def __init__(self) -> None:
-        self.sum: Tensor | None = None
-        self.task = -1  # the pass
-
-    def begin(self) -> None:
-        """Forget what another pass has left, one that did not ask for this weight's gradient."""
-        task = torch._C._current_graph_task_id()
-        if task != self.task:
-            self.sum, self.task = None, task
-
-    def add(self, like: Tensor, left: Tensor, right: Tensor) -> None:
-        """Add leftᵀ right, of [n,V] and [n,H]."""
-        self.begin()
-        if self.sum is None:
-            self.sum = (left.T @ right).to(like.dtype)
-        else:
-            self.sum.addmm_(left.T, right)
-
-    def add_rows(self, like: Tensor, ids: Tensor, values: Tensor) -> None:
-        """Add values [n,H] to the rows ids [n]."""
-        self.begin()
-        if self.sum is None:
-            self.sum = torch.zeros_like(like)
-        self.sum.index_add_(0, ids, values)
-
-    def take(self) -> Tensor | None:
-        """The sum, which is forgotten."""
-        self.begin()
-        found, self.sum = self.sum, None
-        return found
-
-
-class Deferred:
-    """The weight of ``x Wᵀ`` (``linear``), ``x W`` (``mix``) and ``W[ids]`` (``rows``), for the steps of one graph.
-
-    >>> weight = torch.randn(7, 3, dtype=torch.float64, requires_grad=True)
-    >>> x, deferred = torch.randn(2, 3, dtype=torch.float64), Deferred(weight)
-    >>> sum(deferred.linear(step).square().sum() for step in x.split(1)).backward()
-    >>> torch.allclose(weight.grad, 2 * (x @ weight.detach().T).T @ x)
+    >>> q, k, v = torch.randn(2, 3, 4), torch.randn(2, 5, 4), torch.randn(4)
+    >>> plain = torch.tanh(q[:, :, None] + k[:, None]) @ v
+    >>> torch.allclose(additive_scores((2 * q).exp(), (2 * k).exp(), v), plain, atol=1e-5)
     True
     """
-
-    def __init__(self, weight: Tensor) -> None:
-        self.kept = Kept()
-        self.weight = _Anchor.apply(weight, self.kept)
-
-    def linear(self, x: Tensor) -> Tensor:
-        """[...,H] -> [...,V]."""
-        return _Linear.apply(x, self.weight, self.kept)
-
-    def mix(self, weights: Tensor) -> Tensor:
-        """[...,V] -> [...,H]."""
-        return _Mix.apply(weights, self.weight, self.kept)
-
-    def rows(self, ids: Tensor) -> Tensor:
-        """[...] -> [...,H]."""
-        return _Rows.apply(ids, self.weight, self.kept)
+    with full_precision(queries.device):
+        scores: Tensor = _AdditiveScores.apply(queries, keys, energy.to(queries.dtype))  # type: ignore[no-untyped-call]
+        return scores
 
 
-class _Anchor(torch.autograd.Function):
-    """The identity; its backward runs when those of all the steps have run."""
+class _AdditiveScores(torch.autograd.Function):
+    """Σ_a v_a (1 − 2 r) with r = 1 / (1 + Q K); the backward pass recomputes r."""
 
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, kept: Kept) -> Tensor:
-        ctx.kept = kept
-        ctx.set_materialize_grads(False)
-        return weight.view_as(weight)
+    def forward(ctx: Any, queries: Tensor, keys: Tensor, energy: Tensor) -> Tensor:
+        ctx.save_for_backward(queries, keys, energy)
+        n = _rows_per_chunk(queries, keys)
+        parts = [_reciprocals(q, k) @ energy for q, k in zip(queries.split(n), keys.split(n))]
+        return energy.sum() - 2 * (parts[0] if len(parts) == 1 else torch.cat(parts))
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, direct: Tensor | None) -> tuple[Tensor | None, None]:
-        total = ctx.kept.take()
-        if total is None or direct is None:
-            return direct if total is None else total, None
-        return total + direct, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        queries, keys, energy = ctx.saved_tensors
+        with full_precision(grad.device):
+            return _gradients(queries, keys, energy, grad.contiguous())
 
 
-class _Linear(torch.autograd.Function):
-    """x Wᵀ."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, kept: Kept) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.kept = kept
-        return x @ weight.T
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        x, weight = ctx.saved_tensors
-        ctx.kept.add(weight, grad.flatten(0, -2), x.flatten(0, -2))
-        return grad @ weight, None, None
-
-
-class _Mix(torch.autograd.Function):
-    """x W."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, kept: Kept) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.kept = kept
-        return x @ weight
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        x, weight = ctx.saved_tensors
-        ctx.kept.add(weight, x.flatten(0, -2), grad.flatten(0, -2))
-        return grad @ weight.T, None, None
+def _gradients(queries: Tensor, keys: Tensor, energy: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    to_queries, to_keys, to_energy = [], [], torch.zeros_like(energy)
+    rows = _rows_per_chunk(queries, keys)
+    for q, k, g in zip(queries.split(rows), keys.split(rows), grad.split(rows)):
+        r = _reciprocals(q, k)  # [n,T,S,A]
+        to_energy += g.reshape(-1) @ r.flatten(0, 2)
+        slope = torch.addcmul(r, r, r, value=-1)  # r − r² = Q·∂(−r)/∂Q = K·∂(−r)/∂K
+        n, t, s, a = slope.shape
+        to_queries.append(torch.bmm(g.reshape(n * t, 1, s), slope.view(n * t, s, a)).view(n, t, a))
+        to_keys.append(slope.mul_(g.unsqueeze(-1)).sum(dim=1))
+    twice = 2 * energy
+    return (
+        torch.cat(to_queries).mul_(twice).div_(queries),
+        torch.cat(to_keys).mul_(twice).div_(keys),
+        grad.sum() - 2 * to_energy,
+    )
 
 
-class _Rows(torch.autograd.Function):
-    """W[ids]."""
+def _reciprocals(q: Tensor, k: Tensor) -> Tensor:
+    return (q.unsqueeze(2) * k.unsqueeze(1)).add_(1).reciprocal_()
 
-    @staticmethod
-    def forward(ctx: Any, ids: Tensor, weight: Tensor, kept: Kept) -> Tensor:
-        ctx.save_for_backward(ids, weight)
-        ctx.kept = kept
-        return F.embedding(ids, weight)
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, None]:
-        ids, weight = ctx.saved_tensors
-        ctx.kept.add_rows(weight, ids.flatten(), grad.flatten(0, -2))
-        return None, None, None
+def _rows_per_chunk(queries: Tensor, keys: Tensor) -> int:
+    return max(1, _CHUNK // max(1, queries.shape[1] * keys.shape[1] * keys.shape[2]))

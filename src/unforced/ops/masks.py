@@ -1,20 +1,20 @@
-"""Masks and sums that are safe where a row has nothing in it, or its numbers little precision."""
+"""Masks, and sums that stay finite in empty rows and in low precision."""
 
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
 
-FLOOR = -1e9  # stands for log 0 where a true −inf would turn gradients into NaN
+FLOOR = -1e9  # stands for log 0 where −inf would turn gradients into NaN
 
 
 def widened(values: Tensor) -> Tensor:
-    """In single precision at least: in half precision a sum over a vocabulary loses what it counts."""
+    """Convert to float32 unless the values are float64: sums over a vocabulary are inexact in half precision."""
     return values if values.dtype == torch.float64 else values.float()
 
 
 def full_precision(device: torch.device) -> AbstractContextManager[None]:
-    """A context without autocast on ``device``; free of cost where there is none.
+    """Disable autocast on a device; without autocast this costs nothing.
 
     >>> with torch.autocast("cpu", dtype=torch.bfloat16), full_precision(torch.device("cpu")):
     ...     (torch.ones(1, 1) @ torch.ones(1, 1)).dtype
@@ -26,7 +26,7 @@ def full_precision(device: torch.device) -> AbstractContextManager[None]:
 
 
 def length_mask(lengths: Tensor, size: int | None = None) -> Tensor:
-    """[B] lengths -> [B,T] bool, true for the first ``lengths`` positions.
+    """Return a mask [B,T] that is true at the first ``lengths`` [B] positions; T is ``size`` or the largest length.
 
     >>> length_mask(torch.tensor([2, 0, 3]))
     tensor([[ True,  True, False],
@@ -37,20 +37,37 @@ def length_mask(lengths: Tensor, size: int | None = None) -> Tensor:
     return torch.arange(size, device=lengths.device) < lengths.unsqueeze(-1)
 
 
-def masked_sum(values: Tensor, mask: Tensor) -> Tensor:
-    """Sum of ``values`` where ``mask`` holds; masked entries may be NaN or infinite, also in the gradient."""
-    return torch.where(mask, values, values.new_zeros(())).sum()
+def scatter_mask(values: Tensor, mask: Tensor) -> Tensor:
+    """Place values [N] at the N true positions of a mask, in order, and zeros elsewhere."""
+    return values.new_zeros(mask.shape).masked_scatter(mask, values)
 
 
 def masked_log_softmax(scores: Tensor, mask: Tensor) -> Tensor:
-    """Log-softmax over the last dimension among the entries where ``mask`` holds; the others get ``FLOOR``.
+    """Return the log-softmax over the last dimension among the entries where ``mask`` is true, `FLOOR` elsewhere.
 
-    A row with no entry at all is all ``FLOOR`` and has a zero gradient.
+    A row without such an entry is `FLOOR` everywhere and has a zero gradient.
     """
     floored = scores.masked_fill(~mask, FLOOR)
     return torch.log_softmax(floored, dim=-1).masked_fill(~mask, FLOOR)
 
 
-def scatter_mask(values: Tensor, mask: Tensor) -> Tensor:
-    """Place values [N] at the N true positions of a mask, in order, and zeros elsewhere."""
-    return values.new_zeros(mask.shape).masked_scatter(mask, values)
+def gather_positions(x: Tensor, positions: Tensor) -> Tensor:
+    """Return the vectors of x [R,T,E] at positions [R,P]: [R,P,E].
+
+    >>> gather_positions(torch.arange(6.0).view(1, 3, 2), torch.tensor([[2, 0]]))
+    tensor([[[4., 5.],
+             [0., 1.]]])
+    """
+    rows = torch.arange(len(x), device=x.device).unsqueeze(1)
+    return x.flatten(0, 1).index_select(0, (positions + x.shape[1] * rows).flatten()).view(*positions.shape, -1)
+
+
+def mirror_positions(lengths: Tensor, size: int) -> Tensor:
+    """Return positions [R,size] that read each row from its end; positions after the end stay in place.
+
+    >>> mirror_positions(torch.tensor([2, 3]), 3)
+    tensor([[1, 0, 2],
+            [2, 1, 0]])
+    """
+    here, lengths = torch.arange(size, device=lengths.device), lengths.unsqueeze(1)
+    return torch.where(here < lengths, lengths - 1 - here, here)

@@ -1,6 +1,6 @@
-"""Continuous relaxations of picking a token, or the k best: weights in place of indices.
+"""Continuous relaxations of choosing a token or the k best: weights in place of indices.
 
-α is an inverse temperature: as it grows, a mixture of embeddings by these weights tends to the embedding of one token.
+α is an inverse temperature: as it grows, the weights tend to a one-hot vector.
 """
 
 import math
@@ -8,27 +8,14 @@ import math
 import torch
 from torch import Tensor
 
-from unforced.errors import InputError
 from unforced.ops.masks import widened
 
-DENSE, SMALL = (
-    1 / 16,
-    256,
-)  # where more of all tokens matter, or there are fewer at all, a sparse mixture saves nothing
-
-
-def checked_alpha(value: float) -> float:
-    """The value, if it is an inverse temperature: a schedule may leave that range in the course of training.
-
-    Beyond 10³⁰, where single precision would end and nothing changes any more, it is 10³⁰, and below 10⁻³⁰ that.
-    """
-    if not 0 < value < float("inf"):
-        raise InputError(f"alpha must be positive, not {value}")
-    return min(max(value, 1e-30), 1e30)
+DENSE = 1 / 16  # with more than this share of all tokens, a sparse mixture saves nothing
+SMALL = 256  # with fewer tokens than this, neither
 
 
 def peaked_softmax(scores: Tensor, alpha: float) -> Tensor:
-    """softmax(α · scores) over the last dimension; scores may be logits or log-probabilities alike.
+    """Return softmax(α · scores) over the last dimension: the relaxed argmax (DSS section 3.1).
 
     >>> peaked_softmax(torch.tensor([0.0, 1.0, 2.0]), alpha=10.0)
     tensor([2.0611e-09, 4.5398e-05, 9.9995e-01])
@@ -37,11 +24,10 @@ def peaked_softmax(scores: Tensor, alpha: float) -> Tensor:
 
 
 def peaked_support(scores: Tensor, alpha: float, tolerance: float = 1e-6) -> tuple[Tensor, Tensor, Tensor] | None:
-    """The peaked softmax of [N,V] scores as a list of the tokens that matter: rows [L], tokens [L], weights [L].
+    """Return the peaked softmax of scores [N,V] as a sparse list: rows [L], tokens [L] and weights [L].
 
-    Left out are tokens so far below their row's best that all of them together have at most ``tolerance`` of its weight:
-    those with exp(α (s − best)) < tolerance / V. Weights of a row sum to one. None where so many tokens
-    matter that the dense form is cheaper.
+    Tokens with exp(α (s − best)) < tolerance / V are left out: together they have at most ``tolerance`` of the weight
+    of their row's best token. The weights of a row sum to one. The result is None if the dense form is cheaper.
 
     >>> scores = torch.zeros(2, 300)
     >>> scores[0, [3, 7]] = 3.0
@@ -63,26 +49,13 @@ def peaked_support(scores: Tensor, alpha: float, tolerance: float = 1e-6) -> tup
     return rows, tokens, powers / totals[rows]
 
 
-def soft_argmax(scores: Tensor, alpha: float) -> Tensor:
-    """The relaxed argmax (DSS section 3.1): ē = Σ_w e(w) · exp(α s_w) / Σ_v exp(α s_v), as weights over w."""
-    return peaked_softmax(scores, alpha)
-
-
-def soft_sample(scores: Tensor, alpha: float, uniforms: Tensor) -> Tensor:
-    """The relaxed sample (DSS section 3.2): the soft argmax of scores + Gumbel noise, from ``uniforms`` in (0, 1).
-
-    As α grows it becomes an exact draw from softmax(scores).
-    """
-    return soft_argmax(perturbed(scores, uniforms), alpha)
-
-
-def perturbed(scores: Tensor, uniforms: Tensor) -> Tensor:
-    """Scores with Gumbel noise: their argmax is a draw from softmax(scores)."""
+def add_gumbel(scores: Tensor, uniforms: Tensor) -> Tensor:
+    """Add Gumbel noise, made from ``uniforms`` in [0, 1]: the argmax of the result is a draw from softmax(scores)."""
     return scores + gumbel(uniforms).to(scores.dtype)
 
 
 def gumbel(uniforms: Tensor) -> Tensor:
-    """−log(−log U), in float32 at least; numbers of 0 or 1 are moved inside, so that the noise is finite.
+    """Return −log(−log U) in float32 at least; U is clamped to the open interval, so that the noise is finite.
 
     >>> gumbel(torch.tensor([0.0, 0.5, 1.0])).isfinite().all()
     tensor(True)
@@ -92,25 +65,11 @@ def gumbel(uniforms: Tensor) -> Tensor:
     return -torch.log(-torch.log(u.clamp(least, most)))
 
 
-def soft_top_k(scores: Tensor, k: int, alpha: float) -> Tensor:
-    """The relaxed selection of the k best (CRB Algorithm 2): [...,N] -> weights [...,k,N], each of the k sums to one.
+def peaks_log_softmax(scores: Tensor, peaks: Tensor, alpha: float, valid: Tensor) -> Tensor:
+    """Return log softmax(−α (s − m)²) over scores s [...,N] for each peak m [...,k]: [...,k,N] (CRB Algorithm 2).
 
-    p_i = softmax(−α (s − m_i)²), with m_i the i-th largest score. Gradients flow through s and m alike.
-
-    >>> soft_top_k(torch.tensor([0.0, 3.0, 1.0]), 2, alpha=10.0).argmax(dim=-1)
-    tensor([1, 2])
-    """
-    if not 1 <= k <= scores.shape[-1]:
-        raise InputError(f"k must lie between 1 and {scores.shape[-1]}, the number of scores, not {k}")
-    return around(scores, scores.topk(k).values, checked_alpha(alpha)).exp()
-
-
-def around(scores: Tensor, peaks: Tensor, alpha: float, there: Tensor | None = None) -> Tensor:
-    """log softmax(−α (s − m)²) over scores [...,N] for each peak m [...,k]: [...,k,N].
-
-    With ``there`` [...,N] only some of the scores count; the others get −inf, and no gradient whatever they are.
+    With m_i the i-th largest score this is the relaxed selection of the k best. Scores where ``valid`` [...,N] is false
+    get −inf and no gradient. Gradients flow through scores and peaks.
     """
     distances = -alpha * (scores.unsqueeze(-2) - peaks.unsqueeze(-1)).square()
-    if there is not None:
-        distances = distances.masked_fill(~there.unsqueeze(-2), float("-inf"))
-    return torch.log_softmax(distances, dim=-1)
+    return torch.log_softmax(distances.masked_fill(~valid.unsqueeze(-2), float("-inf")), dim=-1)

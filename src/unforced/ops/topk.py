@@ -1,24 +1,24 @@
-"""The best few of very many scores: exact, with ties going to the lower index."""
+"""Exact top-k of many scores; ties go to the lower index."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-BLOCK = 64
-SMALL = 80_000  # up to this many scores one plain selection is the fastest
+BLOCK = 64  # tokens per maximum
+SMALL = 80_000  # up to this many scores a plain top-k is fastest
 
 
 def top(scores: Tensor, count: int, *, ties: bool = True) -> tuple[Tensor, Tensor]:
-    """The ``count`` largest of each row [B,N] and their indices, in order, the lower index first where they tie.
+    """Return the ``count`` largest scores of each row [B,N] and their indices, in descending order.
 
-    Where N < count the rest is −inf with index 0. (Where entries of −inf are reached, their order is arbitrary.) Without
-    ``ties`` any of those that tie may come first, which saves a look at them.
+    Equal scores are in order of their indices; without ``ties`` their order is arbitrary, which saves time. The order of
+    entries of −inf is always arbitrary. If N < count, the result is padded with −inf and index 0.
 
     >>> top(torch.tensor([[1.0, 3.0, 3.0, 2.0]]), 3)
     (tensor([[3., 3., 2.]]), tensor([[1, 2, 3]]))
     """
     n = scores.shape[1]
-    values, indices = scores.topk(min(count + 1, n), dim=1)  # one more than asked for: it shows a tie at the edge
+    values, indices = scores.topk(min(count + 1, n), dim=1)  # one more reveals a tie at the edge
     tied = values[:, 1:] == values[:, :-1]
     if ties and tied.any() and (tied & (values[:, 1:] > -torch.inf)).any():
         values, indices = scores.sort(dim=1, descending=True, stable=True)
@@ -31,12 +31,11 @@ def top(scores: Tensor, count: int, *, ties: bool = True) -> tuple[Tensor, Tenso
 def top_continuations(
     token_scores: Tensor, so_far: Tensor, count: int, *, ties: bool = True
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The best ``count`` of s̃[b,i,w] = so_far[b,i] + token_scores[b,i,w] over i and w: CRB Algorithm 1, lines 5 to 7.
+    """Return the best ``count`` of s̃[b,i,w] = so_far[b,i] + token_scores[b,i,w] (CRB Algorithm 1, lines 5 to 7).
 
-    ``token_scores`` is [B,K,V], ``so_far`` [B,K]; the result is values, hypotheses i and tokens w, [B,count] each.
-    Ties go to the lower i, then the lower w. Where there are many scores the sum is formed only where it can matter: the
-    best ``count`` lie in the ``count`` blocks of tokens with the largest maxima, so one vectorised pass for the maxima
-    is all that touches K·V numbers.
+    ``token_scores`` is [B,K,V] and ``so_far`` [B,K]; the result is values, hypotheses i and tokens w, [B,count] each.
+    Ties go to the lower i, then to the lower w. The best ``count`` lie in the ``count`` blocks of tokens with the
+    largest maxima, so with many scores only one vectorised pass for the maxima reads all K·V numbers.
     """
     k, v = token_scores.shape[1:]
     if token_scores.numel() <= SMALL or k * v <= 2 * count * BLOCK:
@@ -47,7 +46,7 @@ def top_continuations(
     if whole < v:
         maxima = torch.cat([maxima, token_scores[:, :, whole:].amax(dim=2, keepdim=True)], dim=2)
     best = top((maxima + so_far.unsqueeze(2)).flatten(1), count, ties=ties)[1]
-    best = best.sort(dim=1).values  # so that the order of the gathered scores is that of their indices
+    best = best.sort(dim=1).values  # keeps the gathered scores in order of their indices
     parents, blocks = _divide(best, maxima.shape[2])
     tokens = (blocks * BLOCK).unsqueeze(2) + torch.arange(BLOCK, device=best.device)  # [B,count,BLOCK]
     flat = ((parents * v).unsqueeze(2) + tokens).flatten(1)

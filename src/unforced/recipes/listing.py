@@ -68,11 +68,10 @@ def comments(cls: type) -> dict[str, str]:
     for base in reversed([base for base in cls.__mro__ if is_dataclass(base)]):
         above: list[str] = []
         for line in inspect.getsourcelines(base)[0]:
-            code, _, comment = line.strip().partition("# ")
-            field = re.match(r"(\w+): ", code)
+            field = re.match(r"    (\w+): .*?(?:  # (.*))?$", line)
             if field:
-                found[field[1]] = comment or " ".join(above)
-            above = [*above, comment] if comment and not code else []
+                found[field[1]] = field[2] or " ".join(above)
+            above = [*above, line.strip()[2:]] if line.startswith("    # ") else []
     return found
 
 

@@ -1,25 +1,154 @@
-"""Outputs that are pixel arrays, drawn as small PNG pictures inside the page."""
+"""Example outputs of each variant, as marked text or as images."""
 
 import base64
 import difflib
+import io
 import json
 import random
-import struct
-import zlib
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from unforced.experiments.comparison import Measure
-from unforced.experiments.summary import best_seed, decoders
-from unforced.reports.runs import Run
+from unforced.experiments.runs import Run
+from unforced.experiments.statistics import best_seed, decoders
+
+DIFFERING, RANDOM, IMAGES = 8, 4, 40  # examples shown
+LONGEST = 1200  # characters of a text
 
 
-def read_picture(text: str) -> np.ndarray | None:
-    """[H,W] or [H,W,3] numbers, where the text is a JSON array of such a shape (channels may also come first).
+class Piece(NamedTuple):
+    """A part of an output compared with its reference."""
 
-    >>> read_picture("[[0, 1], [2, 3]]").shape, read_picture("[1, 2]"), read_picture("K AE T")
+    text: str
+    kind: Literal["same", "wrong", "missing"]
+
+
+class VariantOutput(NamedTuple):
+    """The output of one variant."""
+
+    variant: str
+    correct: bool
+    pieces: list[Piece]
+    separator: str  # between pieces
+
+
+class TextExample(NamedTuple):
+    """One example with the outputs of all variants."""
+
+    number: int
+    source: str
+    image: str | None  # the source as a data URI if it is an image
+    answers: list[str]
+    outputs: list[VariantOutput]
+
+
+class ImageSheet(NamedTuple):
+    """The outputs of one variant, or the references, as one image."""
+
+    label: str
+    image: str  # data URI
+
+
+class Gallery(NamedTuple):
+    """The outputs of one decoder: texts or sheets of images."""
+
+    decoder: str
+    seeds: list[tuple[str, int]]  # which run of each variant
+    texts: list[TextExample]
+    sheets: list[ImageSheet]
+
+
+def galleries(runs: Sequence[Run], variants: Sequence[str], split: str, measure: Measure | None) -> list[Gallery]:
+    """Return a gallery for each decoder, from the run of each variant with the best development score."""
+    found = []
+    for decoder in decoders(runs, split) if measure else ():
+        chosen = {}
+        for variant in variants:
+            scored = [run for run in runs if run.label == variant and (split, decoder) in run.scores]
+            if scored and measure:
+                chosen[variant] = best_seed(scored, decoder, measure) or scored[0]
+        found.append(_gallery(decoder, chosen, split))
+    return found
+
+
+def _gallery(decoder: str, chosen: dict[str, Run], split: str) -> Gallery:
+    seeds = [(variant, run.seed) for variant, run in chosen.items()]
+    predictions = {variant: run.predictions(split, decoder) for variant, run in chosen.items()}
+    sources, answers, _ = next(iter(predictions.values()))
+    outputs = {variant: each.outputs for variant, each in predictions.items()}
+    if sheets := _sheets(outputs, answers):
+        return Gallery(decoder, seeds, [], sheets)
+    texts = []
+    for i in pick_examples(list(zip(*outputs.values())), DIFFERING, RANDOM):
+        image = read_image(sources[i])
+        references = [shorten(answer) for answer in answers[i]]
+        marked = [
+            VariantOutput(
+                variant,
+                texts_of[i] in answers[i],
+                mark(shorten(texts_of[i]), references),
+                separator(shorten(texts_of[i]), *references),
+            )
+            for variant, texts_of in outputs.items()
+        ]
+        uri = None if image is None else data_uri(tile([image], 1, float(image.max())))
+        texts.append(TextExample(i, shorten(sources[i]), uri, references, marked))
+    return Gallery(decoder, seeds, texts, [])
+
+
+# Texts
+
+
+def pick_examples(outputs: Sequence[Sequence[str]], differing: int, extra: int) -> list[int]:
+    """Return the first examples with different outputs, and some others at random, in order.
+
+    >>> pick_examples([["a", "a"], ["a", "b"], ["c", "c"], ["d", "e"]], differing=1, extra=1)
+    [1, 2]
+    """
+    first = [i for i, row in enumerate(outputs) if len(set(row)) > 1][:differing]
+    rest = sorted(set(range(len(outputs))) - set(first))
+    return sorted(first + random.Random(0).sample(rest, min(extra, len(rest))))
+
+
+def mark(output: str, answers: Sequence[str]) -> list[Piece]:
+    """Compare an output with the nearest reference, by words, or by characters if there are no spaces.
+
+    >>> mark("K AE D", ["K AE T S"])
+    [Piece(text='K AE', kind='same'), Piece(text='D', kind='wrong'), Piece(text='T S', kind='missing')]
+    """
+    if not answers:
+        return [Piece(output, "same")]
+    between = separator(output, *answers)
+    units, *golds = (text.split() if between else list(text) for text in (output, *answers))
+    matchers = [(difflib.SequenceMatcher(None, gold, units, autojunk=False), gold) for gold in golds]
+    nearest, gold = max(matchers, key=lambda pair: pair[0].ratio())
+    pieces = []
+    for tag, a, b, c, d in nearest.get_opcodes():
+        if d > c:
+            pieces.append(Piece(between.join(units[c:d]), "same" if tag == "equal" else "wrong"))
+        if b > a and tag != "equal":
+            pieces.append(Piece(between.join(gold[a:b]), "missing"))
+    return pieces
+
+
+def separator(*texts: str) -> str:
+    """Return what joins the units of these texts: a space between words, nothing between characters."""
+    return " " if any(" " in text for text in texts) else ""
+
+
+def shorten(text: str) -> str:
+    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
+
+
+# Images
+
+
+def read_image(text: str) -> np.ndarray | None:
+    """Return [H,W] or [H,W,3] numbers if the text is a JSON array of such a shape; channels may also come first.
+
+    >>> read_image("[[0, 1], [2, 3]]").shape, read_image("[1, 2]"), read_image("K AE T")
     ((2, 2), None, None)
     """
     if not text.startswith("[["):
@@ -36,194 +165,40 @@ def read_picture(text: str) -> np.ndarray | None:
     return array if fits and array.size and np.isfinite(array).all() else None
 
 
-def tile(pictures: Sequence[np.ndarray], columns: int, top: float) -> np.ndarray:
-    """Pictures of one shape side by side in rows, as bytes; ``top`` is the value of full brightness.
+def tile(images: Sequence[np.ndarray], columns: int, top: float) -> np.ndarray:
+    """Return images of one shape in rows, as bytes; ``top`` is the value of full brightness.
 
     >>> tile([np.ones((2, 2)), np.zeros((2, 2))], columns=2, top=1.0).tolist()
     [[255, 255, 128, 0, 0], [255, 255, 128, 0, 0]]
     """
-    height, width = pictures[0].shape[:2]
-    lines = -(-len(pictures) // columns)
-    shape = (lines * (height + 1) - 1, columns * (width + 1) - 1, *pictures[0].shape[2:])
+    height, width = images[0].shape[:2]
+    lines = -(-len(images) // columns)
+    shape = (lines * (height + 1) - 1, columns * (width + 1) - 1, *images[0].shape[2:])
     sheet = np.full(shape, 128, dtype=np.uint8)
-    for i, picture in enumerate(pictures):
+    for i, image in enumerate(images):
         y, x = (i // columns) * (height + 1), (i % columns) * (width + 1)
-        sheet[y : y + height, x : x + width] = np.clip(np.rint(255 * picture / (top or 1.0)), 0, 255)
+        sheet[y : y + height, x : x + width] = np.clip(np.rint(255 * image / (top or 1.0)), 0, 255)
     return sheet
 
 
-def png(pixels: np.ndarray) -> bytes:
-    """[H,W] or [H,W,3] bytes as a PNG file.
-
-    >>> png(np.zeros((1, 1), dtype=np.uint8))[:8]
-    b'\\x89PNG\\r\\n\\x1a\\n'
-    """
-    height, width = pixels.shape[:2]
-    kind = 2 if pixels.ndim == 3 else 0  # colour, grey
-    lines = b"".join(b"\0" + row.tobytes() for row in np.ascontiguousarray(pixels))
-    header = struct.pack(">IIBBBBB", width, height, 8, kind, 0, 0, 0)
-    parts = [(b"IHDR", header), (b"IDAT", zlib.compress(lines, 9)), (b"IEND", b"")]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(name, body) for name, body in parts)
-
-
 def data_uri(pixels: np.ndarray) -> str:
-    return "data:image/png;base64," + base64.b64encode(png(pixels)).decode("ascii")
+    """Return [H,W] or [H,W,3] bytes as the URI of a PNG image."""
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, format="PNG")
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode("ascii")
 
 
-def _chunk(name: bytes, body: bytes) -> bytes:
-    return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
-
-
-# Example outputs: the same sources under every variant, with what differs from the reference marked.
-
-DIFFERING, RANDOM, PICTURES = 8, 4, 40  # how many are shown
-LONGEST = 1200  # characters of a text that are shown
-
-
-class Piece(NamedTuple):
-    """A stretch of an output: as in the reference, not in it, or in it and missing here."""
-
-    text: str
-    kind: Literal["same", "wrong", "missing"]
-
-
-class Output(NamedTuple):
-    variant: str
-    correct: bool
-    pieces: list[Piece]
-    glue: str  # what stands between pieces
-
-
-class Shown(NamedTuple):
-    """One example; ``picture`` is its source as a data URI where the source is an image."""
-
-    number: int
-    source: str
-    picture: str | None
-    answers: list[str]
-    outputs: list[Output]
-
-
-class Sheet(NamedTuple):
-    """Pictures of one variant (or of the references) as one image."""
-
-    label: str
-    image: str
-
-
-class Gallery(NamedTuple):
-    """What one decoder gave: texts or sheets of pictures, and which seed of each variant it is from."""
-
-    decoder: str
-    seeds: list[tuple[str, int]]
-    texts: list[Shown]
-    sheets: list[Sheet]
-
-
-def galleries(runs: Sequence[Run], variants: Sequence[str], split: str, measure: Measure | None) -> list[Gallery]:
-    """A gallery for each decoder, from the best development seed of each variant."""
-    if measure is None:
+def _sheets(outputs: dict[str, list[str]], answers: Sequence[Sequence[str]]) -> list[ImageSheet]:
+    """A sheet of the first outputs of each variant and of the references; nothing if they are not all images."""
+    images = {label: [read_image(text) for text in texts[:IMAGES]] for label, texts in outputs.items()}
+    shapes = {None if image is None else image.shape for column in images.values() for image in column}
+    if None in shapes or len(shapes) != 1:
         return []
-    shown = []
-    for decoder in decoders(runs, split):
-        chosen = {}
-        for variant in variants:
-            scored = [run for run in runs if run.label == variant and (split, decoder) in run.scores]
-            if scored:
-                chosen[variant] = best_seed(scored, decoder, measure) or scored[0]
-        if chosen:
-            shown.append(_gallery(decoder, chosen, split))
-    return shown
-
-
-def pick(outputs: Sequence[Sequence[str]], differing: int, extra: int) -> list[int]:
-    """The first examples whose outputs differ between variants, and a few others by a fixed seed, in order.
-
-    >>> pick([["a", "a"], ["a", "b"], ["c", "c"], ["d", "e"]], differing=1, extra=1)
-    [1, 2]
-    """
-    first = [i for i, row in enumerate(outputs) if len(set(row)) > 1][:differing]
-    rest = sorted(set(range(len(outputs))) - set(first))
-    return sorted(first + random.Random(0).sample(rest, min(extra, len(rest))))
-
-
-def mark(output: str, answers: Sequence[str]) -> list[Piece]:
-    """The output against the nearest of its answers, by words (by characters where there are no spaces).
-
-    >>> mark("K AE D", ["K AE T S"])
-    [Piece(text='K AE', kind='same'), Piece(text='D', kind='wrong'), Piece(text='T S', kind='missing')]
-    """
-    glue = glue_of(output, *answers)
-    units, *golds = (text.split() if glue else list(text) for text in (output, *answers))
-    if not answers:
-        return [Piece(output, "same")]
-    matchers = [(difflib.SequenceMatcher(None, gold, units, autojunk=False), gold) for gold in golds]
-    nearest, gold = max(matchers, key=lambda pair: pair[0].ratio())
-    pieces = []
-    for tag, a, b, c, d in nearest.get_opcodes():
-        if tag == "equal":
-            pieces.append(Piece(glue.join(units[c:d]), "same"))
-            continue
-        if d > c:
-            pieces.append(Piece(glue.join(units[c:d]), "wrong"))
-        if b > a:
-            pieces.append(Piece(glue.join(gold[a:b]), "missing"))
-    return pieces
-
-
-def glue_of(*texts: str) -> str:
-    """What joins the units of these texts: a space between words, nothing between characters."""
-    return " " if any(" " in text for text in texts) else ""
-
-
-def _gallery(decoder: str, chosen: dict[str, Run], split: str) -> Gallery:
-    predictions = {variant: run.predictions(split, decoder) for variant, run in chosen.items()}
-    tables = {variant: {row["id"]: row for row in rows} for variant, rows in predictions.items()}
-    first = next(iter(predictions.values()))
-    ids = [row["id"] for row in first if all(row["id"] in table for table in tables.values())]
-    seeds = [(variant, run.seed) for variant, run in chosen.items()]
-    sheets = _sheets(tables, ids)
-    if sheets:
-        return Gallery(decoder, seeds, [], sheets)
-    numbers = pick([[table[i]["output"] for table in tables.values()] for i in ids], DIFFERING, RANDOM)
-    return Gallery(decoder, seeds, [_show(ids[n], tables) for n in numbers], [])
-
-
-def _show(number: int, tables: dict[str, dict[int, dict[str, Any]]]) -> Shown:
-    row = next(iter(tables.values()))[number]
-    source = str(row["source"] if row["source"] is not None else "")
-    picture = read_picture(source)
-    answers = [str(answer) for answer in row["answers"]]
-    short = [shorten(answer) for answer in answers]
-    outputs = []
-    for variant, table in tables.items():
-        text = table[number]["output"]
-        pieces = mark(shorten(text), short)
-        outputs.append(Output(variant, text in answers, pieces, glue_of(shorten(text), *short)))
-    image = None if picture is None else data_uri(tile([picture], 1, float(picture.max())))
-    return Shown(number, shorten(source), image, short, outputs)
-
-
-def _sheets(tables: dict[str, dict[int, dict[str, Any]]], ids: Sequence[int]) -> list[Sheet]:
-    """Sheets of the first outputs, where these are pictures of one shape; else nothing."""
-    columns = {variant: [table[i]["output"] for i in ids[:PICTURES]] for variant, table in tables.items()}
-    first = next(iter(tables.values()))
-    answers = [str(first[i]["answers"][0]) if first[i]["answers"] else "" for i in ids[:PICTURES]]
-    drawn = {label: [read_picture(text) for text in texts] for label, texts in columns.items()}
-    pictures = [picture for column in drawn.values() for picture in column]
-    if not pictures or any(p is None for p in pictures) or len({p.shape for p in pictures if p is not None}) > 1:
-        return []
-    references = [read_picture(text) for text in answers]
-    if all(p is not None and p.shape == pictures[0].shape for p in references):  # type: ignore[union-attr]
-        drawn = {"reference": references, **drawn}
-    top = max(float(p.max()) for column in drawn.values() for p in column if p is not None)
-    return [Sheet(label, data_uri(tile([np.asarray(p) for p in column], 8, top))) for label, column in drawn.items()]
-
-
-def shorten(text: str) -> str:
-    """A text of bearable length.
-
-    >>> len(shorten("x" * 5000)) == LONGEST
-    True
-    """
-    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
+    references = [read_image(each[0]) if each else None for each in answers[:IMAGES]]
+    if all(image is not None and {image.shape} == shapes for image in references):
+        images = {"reference": references, **images}
+    columns = {label: [image for image in column if image is not None] for label, column in images.items()}
+    top = max(float(image.max()) for column in columns.values() for image in column)
+    return [ImageSheet(label, data_uri(tile(column, 8, top))) for label, column in columns.items()]

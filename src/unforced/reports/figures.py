@@ -1,10 +1,10 @@
-"""Figures as files, most of them lines on panels; the same figure gives the same bytes."""
+"""Figures for files and for pages; equal figures give equal bytes."""
 
 import io
 import os
 import re
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,160 +15,88 @@ from unforced.errors import InputError
 from unforced.experiments.comparison import Comparison, Measure, read_comparison
 
 FORMATS = (".svg", ".png", ".pdf")
+PALETTE = ("#0072b2", "#b25000", "#007a5a", "#aa3377", "#7a6a00", "#4b3fae", "#00707f", "#8c2a4b")
+DARK_PALETTE = ("#62b5ec", "#f2914f", "#3fcaa0", "#e68cc2", "#d8c64e", "#ada4f7", "#6fd2de", "#ea7f9c")
+
+# Inline figures are drawn in these colours, which the page replaces by its own
+INK = "#010203"
+PLACEHOLDER = "#0405{:02x}"
 
 
-class Line(NamedTuple):
-    """One line and what the legend calls it."""
+def palette(count: int, dark: bool = False) -> list[str]:
+    """Return that many colours to tell apart, on a light or dark background.
 
-    label: str
-    x: Sequence[float]
-    y: Sequence[float]
+    After those of the palette, each colour is the one farthest from all before it, in the Oklab space.
+
+    >>> len(set(palette(30)))
+    30
+    """
+    chosen = list(DARK_PALETTE if dark else PALETTE)[:count]
+    if count <= len(PALETTE):
+        return chosen
+    levels = range(0, 256, 15)
+    candidates = np.array([(r, g, b) for r in levels for g in levels for b in levels])
+    lightness = oklab(candidates)[:, 0]
+    low, high = (0.68, 0.9) if dark else (0.38, 0.62)
+    candidates = candidates[(lightness > low) & (lightness < high)]
+    places = oklab(candidates)
+    nearest = np.full(len(places), np.inf)
+    for i in range(count):
+        if i >= len(chosen):
+            chosen.append("#{:02x}{:02x}{:02x}".format(*candidates[int(nearest.argmax())]))
+        own = oklab(np.array([[int(chosen[i][j : j + 2], 16) for j in (1, 3, 5)]]))
+        nearest = np.minimum(nearest, np.linalg.norm(places - own, axis=1))
+    return chosen
 
 
-class Panel(NamedTuple):
-    """Lines that share their axes; ``log`` makes the vertical one logarithmic, ``log_x`` the other."""
-
-    lines: Sequence[Line]
-    x: str
-    y: str
-    title: str = ""
-    log: bool = False
-    log_x: bool = False
+def oklab(rgb: np.ndarray) -> np.ndarray:
+    """[N,3] sRGB bytes -> [N,3] lightness and two hues, in which distances are as the eye sees them (Ottosson, 2020)."""
+    linear = np.where(rgb <= 10.3, rgb / 255 / 12.92, ((rgb / 255 + 0.055) / 1.055) ** 2.4)
+    cones = [[0.4122, 0.5363, 0.0514], [0.2119, 0.6807, 0.1074], [0.0883, 0.2817, 0.6300]]
+    mixed = [[0.2105, 0.7936, -0.0041], [1.9780, -2.4286, 0.4506], [0.0259, 0.7828, -0.8087]]
+    found: np.ndarray = np.cbrt(linear @ np.array(cones).T) @ np.array(mixed).T
+    return found
 
 
-def check(path: Path) -> None:
-    """Complain about a file that could not be written, before any work is done for it."""
+# Saving
+
+
+def check_picture(path: Path) -> None:
+    """Raise `InputError` if no picture can be written to this path."""
     if path.suffix.lower() not in FORMATS:
-        raise InputError(f"{path}: a picture's name ends in {', '.join(FORMATS)}")
+        raise InputError(f"{path}: the name of a picture must end in {', '.join(FORMATS)}")
     if not path.parent.is_dir():
         raise InputError(f"{path}: there is no folder {path.parent}")
     if path.is_dir():
         raise InputError(f"{path} is a folder")
 
 
-def draw(panels: Sequence[Panel], path: Path) -> Path:
-    """Write the panels side by side to ``path``, whose ending says in which format."""
-    return save(lambda: _figure(panels), path)
-
-
-def save(make: Callable[[], Any], path: Path) -> Path:
-    """Write the figure that ``make`` gives to ``path``, whose ending says in which format."""
-    import matplotlib
-
-    check(path)
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()  # whatever the user's own style is
-        matplotlib.rcParams.update({"svg.hashsalt": "unforced", "axes.spines.top": False, "axes.spines.right": False})
-        unfinished = path.with_name(f".{path.name}.part")
-        kind: Any = path.suffix.lower().lstrip(".")
-        dated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
-        make().savefig(unfinished, format=kind, dpi=150, metadata=dated)
-        os.replace(unfinished, path)
+def save_figure(draw: Callable[[], Any], path: Path) -> Path:
+    """Write the matplotlib figure that ``draw`` returns, in the format of the path's ending."""
+    check_picture(path)
+    unfinished = path.with_name(f".{path.name}.part")
+    kind = path.suffix.lower().lstrip(".")
+    dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    _write(draw, unfinished, {}, format=kind, dpi=150, metadata=dates.get(kind))
+    os.replace(unfinished, path)
     return path
 
 
-def _figure(panels: Sequence[Panel]) -> Any:
-    from matplotlib.figure import Figure
+def inline_figure(draw: Callable[[], Any], name: str, label: str) -> str:
+    """Return the matplotlib figure that ``draw`` returns as an ``<svg>`` element of a page.
 
-    below = max(sum(_label(line).count("\n") + 1 for line in panel.lines) for panel in panels)
-    figure = Figure(figsize=(6.2 * len(panels), 4.2 + 0.2 * below), layout="constrained")
-    for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels):
-        _fill(axes, panel)
-    return figure
-
-
-def _fill(axes: Any, panel: Panel) -> None:
-    for colour, line in zip(colours(len(panel.lines)), panel.lines):
-        axes.plot(line.x, line.y, linewidth=1.6, color=colour, label=_label(line))
-    axes.set_xlabel(panel.x, parse_math=False)
-    axes.set_ylabel(panel.y, parse_math=False)
-    axes.set_title(panel.title, parse_math=False, fontsize="medium")
-    axes.grid(linewidth=0.4, alpha=0.4)
-    if panel.log:
-        axes.set_yscale("log")
-    if panel.log_x:
-        axes.set_xscale("log")
-    axes.legend(fontsize="small", frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.13))
-
-
-def _label(line: Line) -> str:
-    """The legend's words on lines of bearable length."""
-    return textwrap.fill(line.label, 60)
-
-
-def colours(count: int) -> list[Any]:
-    """The usual colours, or as many of a continuous scale as there are lines."""
-    import matplotlib
-
-    if count <= 10:
-        return [f"C{i}" for i in range(count)]
-    scale = matplotlib.colormaps["turbo"]
-    return [scale(i / (count - 1)) for i in range(count)]
-
-
-# What the variants of a comparison change against its baseline, as a picture of its own.
-
-PICTURE = "changes.svg"  # beside the comparison
-
-
-def plot_changes(folder: Path, path: Path | None = None, *, metric: str | None = None) -> Path:
-    """Draw a comparison's changes by its first metric, or by ``metric``; beside it unless ``path`` says where."""
-    if path is not None:
-        check(path)
-    file = folder / "comparison.json"
-    if not file.is_file():
-        raise InputError(f"{folder} holds no comparison: name a folder that unforced compare has written")
-    comparison = read_comparison(file)
-    names = [measure.name for measure in comparison.measures]
-    if metric is not None and metric not in names:
-        raise InputError(f"{folder} has no metric {metric}: choose among {', '.join(names)}")
-    measure = next((each for each in comparison.measures if metric in (None, each.name)), None)
-    found = [] if measure is None else changes(comparison, measure)
-    if measure is None or not found:
-        raise InputError(f"{folder} has nothing to compare yet: changes are known when all runs have ended")
-    variants = list(dict.fromkeys(change.variant for change in found))
-    palette = dict(zip(variants, colours(len(variants))))
-    return save(lambda: figure(found, comparison, measure, palette.__getitem__, "black"), path or folder / PICTURE)
-
-
-# Figures inside a page, as SVG. The same figure gives the same bytes.
-
-INK = "#010203"  # stands for the page's text colour until the SVG is written
-COLOURS = 8  # in the page's palette
-STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "unforced",
-    "font.size": 10,
-    "font.family": "sans-serif",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK),
-    **dict.fromkeys(("axes.facecolor", "figure.facecolor", "savefig.facecolor"), "none"),
-}
-
-
-def colour(i: int) -> str:
-    """A colour that stands for the page's ``--line-i`` until the SVG is written; there are ``COLOURS`` of them."""
-    return f"#0405{i % COLOURS:02x}"
-
-
-def inline(draw: Callable[[], Any], name: str, label: str) -> str:
-    """The figure that ``draw`` makes as an ``<svg>`` element; ``name`` keeps its ids apart from others, ``label`` says what it shows."""
-    import matplotlib
-
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()  # whatever the user's own style is
-        matplotlib.rcParams.update(STYLE)
-        text = io.StringIO()
-        silent = {"Date": None, "Creator": None, "Format": None, "Type": None}
-        draw().savefig(text, format="svg", metadata=silent)
-    return _element(text.getvalue(), name, label)
-
-
-def _element(svg: str, name: str, label: str) -> str:
-    """The ``<svg>`` element alone, without namespaces, with ids of its own and with the page's colours."""
+    Args:
+        name: Begins the ids of the element, which must be unique in a page.
+        label: Describes the figure to readers who don't see it.
+    """
     from html import escape
 
+    inks = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
+    faces = ("axes.facecolor", "figure.facecolor", "savefig.facecolor")
+    style = {"svg.fonttype": "none", **dict.fromkeys(inks, INK), **dict.fromkeys(faces, "none")}
+    text = io.StringIO()
+    _write(draw, text, style, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    svg = text.getvalue()
     svg = svg[svg.index("<svg") :].strip()
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg, count=2)
@@ -176,18 +104,73 @@ def _element(svg: str, name: str, label: str) -> str:
     svg = re.sub(r'\bid="', f'id="{name}-', svg)
     svg = re.sub(r'(xlink:href="#|url\(#)', rf"\g<1>{name}-", svg)
     svg = svg.replace(INK, "currentColor")
-    svg = re.sub(r"#0405(0[0-7])", lambda match: f"var(--line-{int(match[1], 16)})", svg)
+    svg = re.sub(r"#0405([0-9a-f]{2})", lambda match: f"var(--line-{int(match[1], 16)})", svg)
     return re.sub(r"font-family: [^;\"]*", "font-family: inherit", svg)
 
 
-# What variants change against the baseline, as a picture: a point for each decoder, and its interval.
+def _write(draw: Callable[[], Any], file: Any, style: Mapping[str, Any], **options: Any) -> None:
+    import matplotlib
+
+    fixed: dict[Any, Any] = {"svg.hashsalt": "unforced", "axes.spines.top": False, "axes.spines.right": False, **style}
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()  # ignore the user's own style
+        matplotlib.rcParams.update(fixed)
+        draw().savefig(file, **options)
+
+
+# Lines on panels
+
+
+class Line(NamedTuple):
+    """One line; ``label`` stands in the legend."""
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+
+
+class Panel(NamedTuple):
+    """Lines with common axes."""
+
+    lines: Sequence[Line]
+    x: str  # label of the axis
+    y: str
+    title: str = ""
+    log: bool = False  # logarithmic y axis
+    log_x: bool = False
+
+
+def draw_panels(panels: Sequence[Panel], path: Path) -> Path:
+    """Draw the panels side by side into a file."""
+
+    def draw() -> Any:
+        from matplotlib.figure import Figure
+
+        labels = [[textwrap.fill(line.label, 60) for line in panel.lines] for panel in panels]
+        below = max(sum(label.count("\n") + 1 for label in each) for each in labels)
+        figure = Figure(figsize=(6.2 * len(panels), 4.2 + 0.2 * below), layout="constrained")
+        for axes, panel, names in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, labels):
+            for colour, line, name in zip(palette(len(panel.lines)), panel.lines, names):
+                axes.plot(line.x, line.y, linewidth=1.6, color=colour, label=name)
+            axes.set_xlabel(panel.x, parse_math=False)
+            axes.set_ylabel(panel.y, parse_math=False)
+            axes.set_title(panel.title, parse_math=False, fontsize="medium")
+            axes.grid(linewidth=0.4, alpha=0.4)
+            axes.set_yscale("log" if panel.log else "linear")
+            axes.set_xscale("log" if panel.log_x else "linear")
+            axes.legend(fontsize="small", frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.13))
+        return figure
+
+    return save_figure(draw, path)
+
+
+# Changes against the baseline: a point for each variant and decoder, with its interval
 
 MARKERS = "osD^vP*X"  # of decoders
-GAP = 0.16  # between the decoders of a variant; variants are 1 apart
 
 
 class Change(NamedTuple):
-    """One variant with one decoder: its score minus the baseline's, and the bounds of that."""
+    """The score of a variant with a decoder minus the baseline's, with its interval."""
 
     variant: str
     decoder: str
@@ -195,116 +178,138 @@ class Change(NamedTuple):
     low: float
     high: float
 
-    @property
-    def certain(self) -> bool:
-        """Whether the interval leaves zero out.
-
-        >>> Change("a", "beam", 1.0, 0.5, 1.5).certain, Change("a", "beam", 1.0, -0.5, 2.5).certain
-        (True, False)
-        """
-        return self.low > 0 or self.high < 0
-
 
 def changes(comparison: Comparison, measure: Measure) -> list[Change]:
-    """The changes that are known, in the table's order; none before all runs have ended."""
+    """Return the changes in the order of the table; there are none before all runs have ended."""
     found = []
     for row in comparison.rows:
         cell = row.cells.get(measure.name)
-        if cell is None or cell.difference is None:
-            continue
-        if cell.difference_low is not None and cell.difference_high is not None:
-            found.append(Change(row.variant, row.decoder, cell.difference, cell.difference_low, cell.difference_high))
+        if cell and None not in (cell.difference, cell.difference_low, cell.difference_high):
+            found.append(Change(row.variant, row.decoder, cell.difference, cell.difference_low, cell.difference_high))  # type: ignore[arg-type]
     return found
 
 
+def plot_changes(folder: Path, path: Path | None = None, *, metric: str | None = None) -> Path:
+    """Draw the changes in a comparison by one metric.
+
+    Args:
+        folder: The folder of the comparison.
+        path: The picture; ``changes.svg`` in the folder by default.
+        metric: The first of the comparison by default.
+    """
+    path = path or folder / "changes.svg"
+    check_picture(path if folder.is_dir() else Path(path.name))
+    if not (folder / "comparison.json").is_file():
+        raise InputError(f"{folder} holds no comparison; name a folder that `unforced compare` has written")
+    comparison = read_comparison(folder / "comparison.json")
+    measures = {measure.name: measure for measure in comparison.measures}
+    if metric is not None and metric not in measures:
+        raise InputError(f"{folder} has no metric {metric}; it has {', '.join(measures)}")
+    measure = measures.get(metric or next(iter(measures), ""))
+    found = changes(comparison, measure) if measure else []
+    if measure is None or not found:
+        raise InputError(f"{folder} has no changes yet; they are computed when all runs have ended")
+    variants = list(dict.fromkeys(change.variant for change in found))
+    colours = dict(zip(variants, palette(len(variants))))
+    return save_figure(lambda: change_figure(found, comparison, measure, colours, "black"), path)
+
+
 def inline_changes(comparison: Comparison, variants: Sequence[str], name: str) -> str | None:
-    """The changes of the first metric as an ``<svg>`` element, each variant in the page's colour; None where there are none."""
+    """Return the changes by the first metric as an ``<svg>`` element, in the colours of the page; None without changes."""
     measure = comparison.measures[0] if comparison.measures else None
     if measure is None or not (found := changes(comparison, measure)):
         return None
-
-    def draw() -> Any:
-        return figure(found, comparison, measure, lambda variant: colour(variants.index(variant)), INK)
-
-    return inline(draw, name, f"change of {measure.name} against {comparison.baseline}")
+    colours = {variant: PLACEHOLDER.format(i) for i, variant in enumerate(variants)}
+    label = f"change of {measure.name} against {comparison.baseline}"
+    return inline_figure(lambda: change_figure(found, comparison, measure, colours, INK), name, label)
 
 
-def figure(
-    found: Sequence[Change], comparison: Comparison, measure: Measure, colour_of: Callable[[str], str], ink: str
+def change_figure(
+    found: Sequence[Change], comparison: Comparison, measure: Measure, colours: Mapping[str, str], ink: str
 ) -> Any:
-    """A matplotlib figure: a line of points for each variant, from top to bottom."""
+    """Return a matplotlib figure, 600 pixels wide, with a line for each change and its numbers on the right."""
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
+    from unforced.reports.tables import bounds, decimals, number
+
     variants = list(dict.fromkeys(change.variant for change in found))
     decoders = list(dict.fromkeys(change.decoder for change in found))
-    made = Figure(figsize=(7.2, 1.3 + 0.2 * len(variants) * max(len(decoders), 2)), layout="constrained")
-    axes = made.add_subplot()
+    per_variant = max(sum(change.variant == variant for change in found) for variant in variants)
+    figure = Figure(figsize=(6.25, 1.15 + 0.27 * len(found) + 0.08 * len(variants)), layout="constrained")
+    axes = figure.add_subplot()
     axes.axvline(0, color=ink, linewidth=0.8)
-    for change in found:
-        place = decoders.index(change.decoder)
-        height = -variants.index(change.variant) - GAP * (place - (len(decoders) - 1) / 2)
-        own = colour_of(change.variant)
-        axes.plot([change.low, change.high], [height, height], color=own, linewidth=1.6)
-        axes.plot(
-            [change.value],
-            [height],
-            marker=MARKERS[place % len(MARKERS)],
-            markersize=6,
-            color=own,
-            fillstyle="full" if change.certain else "none",
-        )
-    axes.set_yticks([-i for i in range(len(variants))], variants, parse_math=False)
-    axes.set_ylim(-len(variants) + 0.4, 0.6)
+    places = decimals(row.cells[measure.name].mean for row in comparison.rows if measure.name in row.cells)
+    ticks, height = {}, 0.0
+    for variant in variants:
+        mine = [change for change in found if change.variant == variant]
+        ticks[variant] = height - (len(mine) - 1) / 2
+        for change in mine:
+            axes.plot([change.low, change.high], [height, height], color=colours[variant], linewidth=1.8)
+            axes.plot(
+                [change.value],
+                [height],
+                marker=MARKERS[decoders.index(change.decoder) % len(MARKERS)],
+                markersize=7,
+                color=colours[variant],
+                fillstyle="full" if change.low > 0 or change.high < 0 else "none",
+            )
+            numbers = f"{number(change.value, places, sign=True)}  {bounds(change.low, change.high, places, sign=True)}"
+            axes.annotate(
+                numbers, (1.02, height), xycoords=("axes fraction", "data"), va="center", color=ink, parse_math=False
+            )
+            height -= 1
+        height -= 0.3 if per_variant > 1 else 0
+    axes.set_yticks(list(ticks.values()), list(ticks), parse_math=False)
+    axes.set_ylim(height + 0.5, 0.6)
+    axes.tick_params(axis="y", length=0, labelsize=10.5)
+    axes.spines["left"].set_visible(False)
     axes.grid(axis="x", linewidth=0.4, alpha=0.3, color=ink)
     better = "right" if measure.higher_is_better else "left"
     level = f"{comparison.level:.0%}".replace("%", " %")
-    axes.set_xlabel(
-        f"change of {measure.name} against {comparison.baseline}, {level} interval; {better} is better",
-        parse_math=False,
-    )
+    caption = f"change of {measure.name} against {comparison.baseline}, with {level} intervals"
+    lines = [*textwrap.wrap(caption, 78), f"further {better} is better"]
+    label = figure.supxlabel("\n".join(lines), fontsize=10)
+    label.set_parse_math(False)
     keys = [
         Line2D([], [], color=ink, marker=MARKERS[i % len(MARKERS)], linestyle="none", fillstyle="none", label=name)
         for i, name in enumerate(decoders)
     ]
     if len(decoders) > 1:
-        legend = made.legend(
-            handles=keys, loc="outside upper center", ncols=min(len(keys), 6), frameon=False, fontsize="small"
-        )
+        legend = figure.legend(handles=keys, loc="outside upper center", ncols=min(len(keys), 5), frameon=False)
         for text in legend.get_texts():
             text.set_parse_math(False)
-    return made
+    return figure
 
 
-# Learning curves as inline SVG: a colour a variant, thin lines its seeds, a thick line their mean.
+# Learning curves: a thin line for each run, a thick one for the mean of a variant
 
 LETTER = 6.6  # points that a letter of a label takes, about
-TALL = 34  # letters of a label that fit beside the vertical axis
-DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (5, 2, 1, 2)))  # of variants that share a colour
+LABEL_LETTERS = 34  # that fit beside the vertical axis
+DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (5, 2, 1, 2)))  # change after each round of the palette
 
 
 class Curve(NamedTuple):
-    """One run's points, at rising steps."""
+    """The points of one run, at rising steps."""
 
     variant: str
     steps: list[float]
     values: list[float]
 
 
-def plot(curves: Sequence[Curve], variants: Sequence[str], *, x: str, y: str, name: str) -> str:
-    """An ``<svg>`` element with these curves, labelled at their right ends; ``name`` keeps its ids apart from others."""
-    label = f"{y} against {x} for {', '.join(variants)}"
-    return inline(lambda: _draw(curves, variants, x, y), name, label)
+def inline_curves(curves: Sequence[Curve], variants: Sequence[str], *, x: str, y: str, name: str) -> str:
+    """Return the curves as an ``<svg>`` element with the names of the variants at their right ends."""
+    return inline_figure(lambda: _curves(curves, variants, x, y), name, f"{y} against {x} for {', '.join(variants)}")
 
 
-def _draw(curves: Sequence[Curve], variants: Sequence[str], x: str, y: str) -> Any:
+def _curves(curves: Sequence[Curve], variants: Sequence[str], x: str, y: str) -> Any:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5.6, 3.4))
     longest = max(map(len, variants), default=0) * LETTER / (72 * figure.get_figwidth())
-    lines = textwrap.wrap(y, TALL, break_long_words=False)
+    lines = textwrap.wrap(y, LABEL_LETTERS, break_long_words=False)
     left = 0.13 + 0.04 * (len(lines) - 1)
-    width = min(0.83 - left, max(0.40, 0.96 - left - longest))  # names stand at the right
+    width = min(0.83 - left, max(0.40, 0.96 - left - longest))
     axes = figure.add_axes((left, 0.15, width, 0.80))
     axes.set_xlabel(x, parse_math=False)
     axes.set_ylabel("\n".join(lines), parse_math=False)
@@ -312,59 +317,45 @@ def _draw(curves: Sequence[Curve], variants: Sequence[str], x: str, y: str) -> A
     ends = []
     for i, variant in enumerate(variants):
         mine = [curve for curve in curves if curve.variant == variant and curve.steps]
-        look: dict[str, Any] = {"color": colour(i), "linestyle": DASHES[i // COLOURS % len(DASHES)]}
+        style: dict[str, Any] = {"color": PLACEHOLDER.format(i), "linestyle": DASHES[i // len(PALETTE) % len(DASHES)]}
         centre = mean_curve(mine)
+        single = len(mine) == 1 or centre is None
         for curve in mine:
-            single = len(mine) == 1 or centre is None
-            axes.plot(
-                curve.steps,
-                curve.values,
-                linewidth=1.8 if single else 0.7,
-                marker="o" if len(curve.steps) == 1 else None,
-                markersize=4,
-                alpha=1 if single else 0.45,
-                **look,
-            )
-        if centre is not None and len(mine) > 1:
-            axes.plot(centre.steps, centre.values, linewidth=2.0, **look)
+            marker = "o" if len(curve.steps) == 1 else None
+            thin: dict[str, Any] = {"linewidth": 1.8 if single else 0.7, "alpha": 1 if single else 0.45}
+            axes.plot(curve.steps, curve.values, marker=marker, markersize=4, **thin, **style)
+        if centre is not None and not single:
+            axes.plot(centre.steps, centre.values, linewidth=2.0, **style)
         if mine:
-            last = centre or mine[0]
-            ends.append((last.values[-1], variant, colour(i)))
-    _curve_label(axes, ends)
+            ends.append(((centre or mine[0]).values[-1], variant, style["color"]))
+    low, high = axes.get_ylim()
+    heights = [(value - low) / (high - low) if np.isfinite(value) else 0.5 for value, _, _ in ends]
+    for height, (_, variant, colour) in zip(separate(heights, 0.065), ends):
+        axes.text(1.02, height, variant, color=colour, transform=axes.transAxes, va="center", parse_math=False)
     return figure
 
 
 def mean_curve(curves: Sequence[Curve]) -> Curve | None:
-    """Mean over runs at the steps that all of them have; None where they share none.
+    """Return the mean over runs at the steps that all of them have; None if there are none.
 
     >>> mean_curve([Curve("a", [1, 2, 3], [1.0, 2.0, 3.0]), Curve("a", [1, 3], [3.0, 5.0])])
     Curve(variant='a', steps=[1, 3], values=[2.0, 4.0])
     """
-    if not curves:
-        return None
     tables = [dict(zip(curve.steps, curve.values)) for curve in curves]
-    shared = sorted(set.intersection(*(set(table) for table in tables)))
-    if not shared:
-        return None
-    return Curve(curves[0].variant, shared, [float(np.mean([table[step] for table in tables])) for step in shared])
+    shared = sorted(set.intersection(*(set(table) for table in tables))) if tables else []
+    means = [float(np.mean([table[step] for table in tables])) for step in shared]
+    return Curve(curves[0].variant, shared, means) if shared else None
 
 
-def spread(heights: Sequence[float], gap: float) -> list[float]:
-    """Heights in [0, 1] moved as little as a single sweep can so that neighbours are ``gap`` apart.
+def separate(heights: Sequence[float], gap: float) -> list[float]:
+    """Move heights in [0, 1] up so that neighbours are ``gap`` apart.
 
-    >>> [round(h, 2) for h in spread([0.5, 0.5, 0.1], 0.1)]
+    >>> [round(h, 2) for h in separate([0.5, 0.5, 0.1], 0.1)]
     [0.5, 0.6, 0.1]
     """
     order = sorted(range(len(heights)), key=lambda i: heights[i])
     placed = list(heights)
     for below, above in pairwise(order):
         placed[above] = max(placed[above], placed[below] + gap)
-    excess = max([placed[order[-1]] - 1.0, 0.0]) if order else 0.0
+    excess = max(placed[order[-1]] - 1.0, 0.0) if order else 0.0
     return [height - excess for height in placed]
-
-
-def _curve_label(axes: Any, ends: list[tuple[float, str, str]]) -> None:
-    low, high = axes.get_ylim()
-    heights = [(value - low) / (high - low) if np.isfinite(value) else 0.5 for value, _, _ in ends]
-    for height, (_, variant, own) in zip(spread(heights, 0.065), ends):
-        axes.text(1.02, height, variant, color=own, transform=axes.transAxes, va="center", parse_math=False)

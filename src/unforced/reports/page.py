@@ -1,4 +1,4 @@
-"""The page itself: gathers tables, curves and examples, and fills the template."""
+"""The report page, and the tables alone as Markdown."""
 
 import shlex
 from collections.abc import Sequence
@@ -7,50 +7,71 @@ from typing import Any
 
 from unforced.errors import InputError
 from unforced.experiments.comparison import Comparison
-from unforced.experiments.summary import summarize
+from unforced.experiments.runs import Run, read_runs
+from unforced.experiments.statistics import summarize
+from unforced.recipes.recipe import flatten
 from unforced.reports.examples import galleries
-from unforced.reports.figures import COLOURS, Curve, inline_changes, plot
-from unforced.reports.runs import Run, read_runs, settings
+from unforced.reports.figures import Curve, inline_changes, inline_curves, palette
 from unforced.reports.tables import comparison_markdown, comparison_notes, comparison_tables, decimals, number
 from unforced.training.run_folder import replace_bytes
 
-AXES = ("kind", "step", "epoch")  # keys of an event that are no measurement
-# those that are drawn, or tell nothing of a method
-APART = (*AXES, "loss", "nll", "learning_rate", "tokens", "seconds")
+AXES = ("kind", "step", "epoch")  # keys of an event that are not measured
+NOT_LISTED = (*AXES, "loss", "nll", "learning_rate", "tokens", "seconds")  # drawn, or not about the method
+UNCHANGING = ("name", "description", "seeds", "baseline", "variants")  # keys of a recipe that don't affect a run
+
+Section = tuple[Comparison, Sequence[Run]]
 
 
-def check_output(output: Path) -> None:
-    """Raise ``InputError`` if something else than a report stands where one is to be written."""
-    marks = (b'<meta name="generator" content="unforced">', b"| variant | decoder |")
-    if output.is_file() and output.stat().st_size and not any(mark in output.read_bytes() for mark in marks):
-        raise InputError(f"{output}: is there already and is no report; choose another name, or remove it")
+def write_report(paths: Sequence[Path], output: Path) -> Path:
+    """Write a page about run folders or folders of comparisons, or only the tables if ``output`` ends in ``.md``.
 
-
-def write_report(runs: Sequence[Path], output: Path) -> Path:
-    """Write one HTML file about these run folders (or about the folder of a comparison); returns its path.
-
-    The page loads nothing: styles, figures and pictures are inside. The same folders give the same bytes.
-    Raises ``InputError`` where a folder is no run or a file in it is broken.
+    The page is one file that loads nothing from elsewhere. The same folders give the same bytes.
     """
-    replace_bytes(Path(output), render([Path(run) for run in runs]).encode("utf-8"))
-    return Path(output)
+    if output.suffix not in (".html", ".htm", ".md"):
+        raise InputError(f"{output}: the name of a report must end in .html, or in .md for the tables alone")
+    own = (b'<meta name="generator" content="unforced">', b"| variant | decoder |")
+    if output.is_file() and output.stat().st_size and not any(mark in output.read_bytes() for mark in own):
+        raise InputError(f"{output} exists and is not a report; choose another name or remove it")
+    sections = [_read(group) for group in _groups(paths)]
+    if output.suffix != ".md":
+        replace_bytes(output, render(sections).encode())
+        return output
+    for (comparison, _), group in zip(sections, _groups(paths)):
+        if not comparison.rows:
+            raise InputError(f"{group[0]} has no scores yet, so there are no tables; run `unforced evaluate`")
+    replace_bytes(output, "\n".join(comparison_markdown(comparison) for comparison, _ in sections).encode())
+    return output
 
 
-def write_tables(runs: Sequence[Path], output: Path) -> Path:
-    """Write the tables of the report alone, as Markdown, for pages that hold generated figures; returns the path."""
-    texts = []
-    for group in groups([Path(run) for run in runs]):
-        found, comparison = read_runs(group)
-        summary = comparison or _from_scores(found)
-        if not summary.rows:
-            raise InputError(f"{group[0]}: has no scores yet, so there are no tables; unforced evaluate makes some")
-        texts.append(comparison_markdown(summary))
-    replace_bytes(Path(output), "\n".join(texts).encode("utf-8"))
-    return Path(output)
+def write_comparison_page(folder: Path, comparison: Comparison, runs: Sequence[Run]) -> Path:
+    """Write ``report.html`` about a comparison into its folder."""
+    page = folder / "report.html"
+    replace_bytes(page, render([(comparison, runs)]).encode())
+    return page
 
 
-def render(paths: Sequence[Path]) -> str:
-    """The text of the page: a section for each comparison, and one for runs that belong to none."""
+def _groups(paths: Sequence[Path]) -> list[list[Path]]:
+    """The paths of each section: several comparisons have a section each, all other paths share one."""
+    comparisons = [path for path in paths if (path / "comparison.json").is_file()]
+    if len(comparisons) < 2:
+        return [list(paths)]
+    rest = [path for path in paths if path not in comparisons]
+    return [*([path] for path in comparisons), *([rest] if rest else [])]
+
+
+def _read(paths: Sequence[Path]) -> Section:
+    runs, comparison = read_runs(paths)
+    if comparison is None:
+        names = list(dict.fromkeys(run.name for run in runs))
+        descriptions = {str(run.recipe.get("description", "")) for run in runs}
+        description = descriptions.pop() if len(descriptions) == 1 else ""
+        command = shlex.join(["unforced", "report", *(str(run.path) for run in runs)])
+        comparison = summarize(runs, name=", ".join(names), description=description, command=command)
+    return comparison, runs
+
+
+def render(sections: Sequence[Section]) -> str:
+    """Return the text of the page."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -61,32 +82,23 @@ def render(paths: Sequence[Path]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    contents = [section(*read_runs(group), prefix=f"s{i}-") for i, group in enumerate(groups(paths))]
     template = environment.get_template("comparison.html.jinja")
-    names = [each["comparison"].name for each in contents]
-    title = ", ".join(names) if len(names) > 1 else f"{names[0]}: {', '.join(contents[0]['variants'])}"
+    contents = [_contents(comparison, runs, prefix=f"s{i}-") for i, (comparison, runs) in enumerate(sections)]
+    names = [comparison.name for comparison, _ in sections]
+    colours = max(len(each["variants"]) for each in contents)
     return environment.get_template("report.html.jinja").render(
-        title=title,
-        complete=all(each["comparison"].complete for each in contents),
+        title=", ".join(names) if len(names) > 1 else f"{names[0]}: {', '.join(contents[0]['variants'])}",
+        complete=all(comparison.complete for comparison, _ in sections),
+        colours=palette(colours),
+        dark_colours=palette(colours, dark=True),
         sections=[Markup(template.render(each)) for each in contents],
     )
 
 
-def groups(paths: Sequence[Path]) -> list[list[Path]]:
-    """The paths of each section: folders of comparisons apart where there are several, all else together."""
-    apart = [path for path in paths if (path / "comparison.json").is_file()]
-    if len(apart) < 2:
-        return [list(paths)]
-    rest = [path for path in paths if path not in apart]
-    return [*([path] for path in apart), *([rest] if rest else [])]
-
-
-def section(runs: Sequence[Run], comparison: Comparison | None, *, prefix: str) -> dict[str, Any]:
-    """What the template of a section shows; ``prefix`` keeps the ids of its figures apart from other sections'."""
+def _contents(comparison: Comparison, runs: Sequence[Run], *, prefix: str) -> dict[str, Any]:
+    """What the template of a section shows; ``prefix`` begins the ids of its figures."""
     from markupsafe import Markup
 
-    if comparison is None:
-        comparison = _from_scores(runs)
     variants = list(dict.fromkeys(run.label for run in runs))
     measure = comparison.measures[0] if comparison.measures else None
     changes = inline_changes(comparison, variants, f"{prefix}changes")
@@ -96,13 +108,13 @@ def section(runs: Sequence[Run], comparison: Comparison | None, *, prefix: str) 
         "tables": comparison_tables(comparison),
         "notes": comparison_notes(comparison),
         "variants": variants,
-        "colours": {variant: i % COLOURS for i, variant in enumerate(variants)},
-        "what_differs": what_differs(runs, variants),
+        "colours": {variant: i for i, variant in enumerate(variants)},
+        "differences": _differences(runs, variants),
         "curves": [Markup(svg) for svg in learning_curves(runs, variants, prefix)],
-        "measured": measured(runs, variants),
-        "by_length": [(title, Markup(svg)) for title, svg in length_curves(comparison, variants, prefix)],
+        "measured": objective_metrics(runs, variants),
+        "by_length": [(decoder, Markup(svg)) for decoder, svg in _length_curves(comparison, variants, prefix)],
         "galleries": galleries(runs, variants, comparison.split, measure),
-        "progress": [_progress(run, comparison) for run in runs],
+        "runs": [_run_line(run, comparison) for run in runs],
         "recipes": {run.label: run.recipe_text for run in reversed(runs)},
         "versions": _versions(runs),
         "data": _data(runs),
@@ -110,42 +122,46 @@ def section(runs: Sequence[Run], comparison: Comparison | None, *, prefix: str) 
 
 
 def learning_curves(runs: Sequence[Run], variants: Sequence[str], prefix: str = "") -> list[str]:
-    """Training loss and development score against updates, as SVG."""
-    figures = []
+    """Return training loss and development score against updates, as SVG."""
+
+    def curves(kind: str, key: str) -> list[Curve]:
+        found = []
+        for run in runs:
+            events = [e for e in run.events if e["kind"] == kind and isinstance(e.get(key), int | float)]
+            found.append(Curve(run.label, [e["step"] for e in events], [float(e[key]) for e in events]))
+        return found
+
     comparable = all("nll" in event for run in runs for event in run.train)
-    key, label = ("nll", "training NLL per token") if comparable else ("loss", "training loss (of each method)")
-    training = [_curve(run, run.train, key) for run in runs]
-    if any(curve.steps for curve in training):
-        figures.append(plot(training, variants, x="updates", y=label, name=f"{prefix}loss"))
-    metric = next((run.best["metric"] for run in runs if run.best), None)
-    if metric is None:
-        metric = next((k for run in runs for event in run.dev for k in event if k not in AXES), None)
-    dev = [_curve(run, run.dev, str(metric)) for run in runs]
-    if any(curve.steps for curve in dev):
-        figures.append(plot(dev, variants, x="updates", y=f"development {metric}", name=f"{prefix}dev"))
+    loss = ("nll", "training NLL per token") if comparable else ("loss", "training loss (of each method)")
+    measured = [key for run in runs for event in run.dev for key in event if key not in AXES]
+    metric = next((run.best["metric"] for run in runs if run.best), measured[0] if measured else "")
+    figures = []
+    for kind, (key, label), name in [("train", loss, "loss"), ("dev", (metric, f"development {metric}"), "dev")]:
+        found = curves(kind, key)
+        if any(curve.steps for curve in found):
+            figures.append(inline_curves(found, variants, x="updates", y=label, name=f"{prefix}{name}"))
     return figures
 
 
-def measured(runs: Sequence[Run], variants: Sequence[str]) -> tuple[list[str], list[list[str]]] | None:
-    """What objectives reported at the last log line of training, a row for each variant, means over its runs."""
-    ends = [(run.label, run.train[-1]) for run in runs if run.train]
-    keys = list(dict.fromkeys(key for _, event in ends for key in event if key not in APART))
-    if not keys:
-        return None
+def objective_metrics(runs: Sequence[Run], variants: Sequence[str]) -> tuple[list[str], list[list[str]]] | None:
+    """Return what the objectives logged last: names, and a row of means over seeds for each variant."""
+    last = [(run.label, run.train[-1]) for run in runs if run.train]
+    keys = list(dict.fromkeys(key for _, event in last for key in event if key not in NOT_LISTED))
     rows = []
     for variant in variants:
-        mine = [event for label, event in ends if label == variant]
+        mine = [event for label, event in last if label == variant]
         found = [[event[key] for event in mine if isinstance(event.get(key), int | float)] for key in keys]
-        rows.append([variant, *(f"{sum(some) / len(some):.4g}" if some else "–" for some in found)])
-    return keys, rows
+        rows.append([variant, *(f"{sum(values) / len(values):.4g}" if values else "–" for values in found)])
+    return (keys, rows) if keys else None
 
 
-def length_curves(comparison: Comparison, variants: Sequence[str], prefix: str = "") -> list[tuple[str, str]]:
+def _length_curves(comparison: Comparison, variants: Sequence[str], prefix: str) -> list[tuple[str, str]]:
     """The first metric by length, a figure for each decoder."""
     if not comparison.lengths or not comparison.measures:
         return []
     measure = comparison.measures[0].name
     middles = [(each.low + each.high) / 2 for each in comparison.lengths]
+    label = f"length ({comparison.length_unit})"
     figures = []
     for i, decoder in enumerate(dict.fromkeys(row.decoder for row in comparison.rows)):
         curves = []
@@ -153,78 +169,56 @@ def length_curves(comparison: Comparison, variants: Sequence[str], prefix: str =
             if row.decoder == decoder and measure in row.cells:
                 points = [(x, y) for x, y in zip(middles, row.cells[measure].by_length) if y is not None]
                 curves.append(Curve(row.variant, [x for x, _ in points], [y for _, y in points]))
-        label = f"length ({comparison.length_unit})"
-        figures.append((decoder, plot(curves, variants, x=label, y=measure, name=f"{prefix}length{i}")))
+        figures.append((decoder, inline_curves(curves, variants, x=label, y=measure, name=f"{prefix}length{i}")))
     return figures
 
 
-def what_differs(runs: Sequence[Run], variants: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """The settings that are not the same in all variants, with the value that each has."""
-    flat = [next(settings(run) for run in runs if run.label == variant) for variant in variants]
-    keys = dict.fromkeys(key for table in flat for key in table)
-    texts = [(key, [_spell(table[key]) if key in table else "" for table in flat]) for key in keys]
+def _differences(runs: Sequence[Run], variants: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """The settings that differ between variants, with the value in each."""
+    recipes = [next(run.recipe for run in runs if run.label == variant) for variant in variants]
+    tables = [flatten({key: value for key, value in each.items() if key not in UNCHANGING}) for each in recipes]
+    keys = dict.fromkeys(key for table in tables for key in table)
+    texts = [(key, [_text(table[key]) if key in table else "" for table in tables]) for key in keys]
     return [(key, values) for key, values in texts if len(set(values)) > 1]
 
 
-def _from_scores(runs: Sequence[Run]) -> Comparison:
-    names = list(dict.fromkeys(run.name for run in runs))
-    described = {str(run.recipe.get("description", "")) for run in runs}
-    command = "unforced report " + " ".join(shlex.quote(str(run.folder.path)) for run in runs)
-    return summarize(
-        runs, name=", ".join(names), description=described.pop() if len(described) == 1 else "", command=command
-    )
-
-
-def _curve(run: Run, events: Sequence[dict[str, Any]], key: str) -> Curve:
-    points = [(event["step"], event[key]) for event in events if isinstance(event.get(key), int | float)]
-    return Curve(run.label, [step for step, _ in points], [float(value) for _, value in points])
-
-
-def _progress(run: Run, comparison: Comparison) -> list[str]:
+def _run_line(run: Run, comparison: Comparison) -> list[str]:
     """The line of a run in the list of runs."""
-    state = next(
-        (s.state for s in comparison.runs if (s.variant, s.seed) == (run.label, run.seed)),
-        "finished" if run.finished else "unfinished",
-    )
-    end = run.finished or {}
-    best = f"{run.best['metric']} {number(run.best['score'], decimals([run.best['score']]))}" if run.best else "–"
+    states = {(state.variant, state.seed): state.state for state in comparison.runs}
+    end, best = run.finished or {}, run.best
     speed = end["tokens"] / end["seconds"] if end.get("seconds") else None
+    parameters = run.info.get("parameters")
     return [
         run.label,
         str(run.seed),
-        state,
+        states.get((run.label, run.seed), "finished" if run.finished else "unfinished"),
         str(end.get("steps", run.train[-1]["step"] if run.train else 0)),
         number(end["seconds"] / 60, 1) if end else "–",
         number(speed, 0),
-        best,
-        f"{run.info['parameters']:,}" if isinstance(run.info.get("parameters"), int) else "–",
+        f"{best['metric']} {number(best['score'], decimals([best['score']]))}" if best else "–",
+        "–" if parameters is None else f"{parameters:,}",
     ]
 
 
 def _versions(runs: Sequence[Run]) -> list[tuple[str, str]]:
-    """Versions of the software, all that occurred."""
+    """The versions of the software and the numbers of threads and processes, with all values."""
     found: dict[str, dict[str, None]] = {}
     for run in runs:
-        versions = run.info.get("versions")
-        for name, version in (versions if isinstance(versions, dict) else {}).items():
-            found.setdefault(str(name), {})[str(version)] = None
-        for name in ("threads", "world"):
-            if name in run.info:
-                found.setdefault(name, {})[str(run.info[name])] = None
+        facts = {**run.info.get("versions", {}), **{k: run.info[k] for k in ("threads", "world") if k in run.info}}
+        for name, value in facts.items():
+            found.setdefault(name, {})[str(value)] = None
     return [(name, ", ".join(values)) for name, values in found.items()]
 
 
 def _data(runs: Sequence[Run]) -> list[tuple[str, str]]:
-    """How many examples each split had and why others were left out, as the first run counted them."""
-    counts: dict[str, Any] = next(
-        (run.info["examples"] for run in runs if isinstance(run.info.get("examples"), dict)), {}
-    )
-    return [(str(split), _spell(count)) for split, count in counts.items()]
+    """How many examples of each split were read, kept and dropped, in the first run."""
+    counts: dict[str, Any] = next((run.info["examples"] for run in runs if "examples" in run.info), {})
+    return [(split, _text(count)) for split, count in counts.items()]
 
 
-def _spell(value: Any) -> str:
+def _text(value: Any) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{key} {_spell(item)}" for key, item in value.items()) or "none"
+        return ", ".join(f"{key} {_text(item)}" for key, item in value.items()) or "none"
     if isinstance(value, list):
-        return "[" + ", ".join(_spell(item) for item in value) + "]"
+        return "[" + ", ".join(_text(item) for item in value) + "]"
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -8,7 +8,7 @@ from unforced.chains import results
 from unforced.chains.chains import ChainFolder, Traces
 from unforced.chains.results import Scores
 from unforced.errors import InputError
-from unforced.reports.figures import Line, Panel, check, draw
+from unforced.reports.figures import Line, Panel, check_picture, draw_panels
 
 PICTURE = "traces.svg"  # beside the chains
 MOST = 20  # lines of chains on a panel; with more chains, the first of them
@@ -17,7 +17,7 @@ MOST = 20  # lines of chains on a panel; with more chains, the first of them
 def plot_folder(folder: Path, path: Path | None = None) -> Path:
     """Draw the chains that a folder holds, as far as they have come; beside them unless ``path`` says where."""
     if path is not None:
-        check(path)
+        check_picture(path)
     chains = ChainFolder(folder)
     info = chains.info()
     burn_in, scores = int(info.get("burn_in", 0)), results.read(folder)
@@ -31,7 +31,7 @@ def plot_traces(traces: Traces, chains: int, path: Path, *, burn_in: int = 0, sc
     There is a line for chain 1, 2, … of the examples, the mean over examples where there are several. Acceptance is the share
     of proposals that were accepted, the novel-transition rate the share that changed the sequence as well.
     """
-    check(path)
+    check_picture(path)
     if not len(traces.energy):
         raise InputError("there is no sweep to draw yet")
     sweeps = [float(n) for n in range(1, len(traces.energy) + 1)]
@@ -51,7 +51,7 @@ def plot_traces(traces: Traces, chains: int, path: Path, *, burn_in: int = 0, sc
     for name, rows in (scores or {}).items():
         line = Line(name, [float(sweep) for sweep, _ in rows], [score for _, score in rows])
         panels.append(Panel([line], "sweeps", name, f"mean of {chains} chains" if chains > 1 else ""))
-    return draw(panels, path)
+    return draw_panels(panels, path)
 
 
 def share(part: Tensor, whole: Tensor) -> list[float]:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from unforced.errors import InputError
-from unforced.metrics.likelihood import Measure, check_measures, likelihood_metrics
+from unforced.metrics.likelihood import Measures, check_measures, likelihood_metrics
 from unforced.metrics.text import ErrorRate, ExactError
-from unforced.options import Above, Below, Count, Distinct, Natural, NotEmpty, Options
+from unforced.options import Above, Below, Count, Natural, Options
 from unforced.protocols import Codec, LikelihoodMetric, Metric, Split
 from unforced.tasks.datasets import find
 from unforced.tasks.files import count, fraction, limited, read_tsv
@@ -152,9 +152,7 @@ class Phonemes(Options):
     train_limit: Count | None = None  # take only so many strings, at random
     dev_limit: Count | None = None  # the same for development
     test_limit: Count | None = None  # the same for test
-    measures: Annotated[tuple[Measure, ...], NotEmpty(), Distinct()] = (
-        "nll",
-    )  # how models are judged; the first picks the checkpoint
+    measures: Measures = ("nll",)  # how models are judged; the first picks the checkpoint
 
     def check(self) -> None:
         check_measures(self.measures)

@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 
 from unforced.errors import InputError
-from unforced.metrics.likelihood import Measure, check_measures, likelihood_metrics
-from unforced.options import Above, AtLeast, Below, Between, Count, Distinct, Natural, NotEmpty, Options
+from unforced.metrics.likelihood import Measures, check_measures, likelihood_metrics
+from unforced.options import Above, AtLeast, Below, Between, Count, Natural, Options
 from unforced.protocols import LikelihoodMetric, Split
 from unforced.tasks.codecs import collate
 from unforced.types import Batch, Encoded, Example, Examples, Sizes, Symbols
@@ -103,9 +103,7 @@ class Synthetic(Options, ABC):
     held_out: Count = 1000
     seed: Natural = 1
     draw: Natural = 0  # which training sample
-    measures: Annotated[tuple[Measure, ...], NotEmpty(), Distinct()] = (
-        "nll",
-    )  # how models are judged; the first picks the checkpoint
+    measures: Measures = ("nll",)  # how models are judged; the first picks the checkpoint
 
     def check(self) -> None:
         check_measures(self.measures)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 
 from unforced.errors import InputError
-from unforced.metrics.likelihood import Measure, check_measures, likelihood_metrics
+from unforced.metrics.likelihood import Measures, check_measures, likelihood_metrics
 from unforced.metrics.text import BLEU_ORDER, Bleu, ChrF, ErrorRate, ExactError, LengthRatio, NgramPrecision, Rouge
 from unforced.options import Above, Below, Count, Distinct, NotEmpty, Options
 from unforced.protocols import LikelihoodMetric, Metric, Split
@@ -192,6 +192,7 @@ def _longer(text: str, tokens: Tokens, limit: int | None) -> bool:
 # Text to text with a user's own files: parallel text, TSV or JSON lines.
 
 TextMeasure = Literal["bleu", "chrf", "error_rate", "exact", "rouge"]
+TextMeasures = Annotated[tuple[TextMeasure, ...], NotEmpty(), Distinct()]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,12 +217,9 @@ class Pairs(TextTask):
     test_target: str | None = None  # the same for test
     source_key: str = "source"  # the source's key in a .jsonl file
     target_key: str = "target"  # the target's key in a .jsonl file
-    hold_out: Annotated[float, Above(0), Below(0.5)] = (
-        0.05  # share of the different sources that stands in for an absent dev or test file
-    )
-    measures: Annotated[tuple[TextMeasure, ...], NotEmpty(), Distinct()] = (
-        "bleu",
-    )  # how outputs are judged; the first picks the checkpoint
+    # share of the different sources that stands in for an absent dev or test file
+    hold_out: Annotated[float, Above(0), Below(0.5)] = 0.05
+    measures: TextMeasures = ("bleu",)  # how outputs are judged; the first picks the checkpoint
 
     def check(self) -> None:
         super().check()
@@ -420,9 +418,8 @@ class Language(Options):
     train: str  # a text file
     dev: str | None = None  # the same for development; the training file's end if absent
     test: str | None = None  # the same for test
-    hold_out: Annotated[float, Above(0), Below(0.5)] = (
-        0.05  # share of the training file that stands in for an absent dev or test file
-    )
+    # share of the training file that stands in for an absent dev or test file
+    hold_out: Annotated[float, Above(0), Below(0.5)] = 0.05
     tokens: Tokens = "words"  # how text is cut: white-space words, characters, byte pair encoding
     size: Count | None = None  # most tokens of the vocabulary; with bpe its pieces (none: 8,000)
     min_count: Count = 1  # rarer words or characters of the training data are unknown
@@ -432,9 +429,7 @@ class Language(Options):
     train_limit: Count | None = None  # take only the first so many training examples
     dev_limit: Count | None = None  # the same for development
     test_limit: Count | None = None  # the same for test
-    measures: Annotated[tuple[Measure, ...], NotEmpty(), Distinct()] = (
-        "perplexity",
-    )  # how models are judged; the first picks the checkpoint
+    measures: Measures = ("perplexity",)  # how models are judged; the first picks the checkpoint
 
     def check(self) -> None:
         check_measures(self.measures)

@@ -242,8 +242,9 @@ def _exact(model: MaskedModel, cache: dict[Any, float], batch: Batch) -> Tensor:
     tokens = energies.variables(batch).sum(dim=1)
     log_z = log_partition(model, batch, cache=cache)
     nll = energies.energy(model, batch, batch.gold, "raw", ROWS).double() + log_z
-    if isinstance(model, SupportsLengths):
-        lengths = torch.log_softmax(widened(model.length_scores(batch)).double(), dim=1)
+    scores = model.length_scores(batch) if isinstance(model, SupportsLengths) else None
+    if scores is not None:
+        lengths = torch.log_softmax(widened(scores).double(), dim=1)
         impossible = lengths.new_full((len(batch), 1), -torch.inf)
         lengths = torch.cat([impossible, lengths, impossible], dim=1)
         nll = nll - lengths.gather(1, tokens.clamp(max=lengths.shape[1] - 1).unsqueeze(1)).squeeze(1)

@@ -1,9 +1,9 @@
 """What a run reports: progress on standard error, metrics.jsonl, samples.jsonl and TensorBoard."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableSequence, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -22,10 +22,12 @@ class Display:
     ...     bar.move(3, note="loss 1.25")
     """
 
+    steps: "ClassVar[MutableSequence[int] | None]" = None  # updates made and planned, shared with another process
+
     def __init__(self, quiet: bool = False, console: Console | None = None) -> None:
         self.quiet = quiet
         self.console = console or Console(stderr=True)
-        self.live = not quiet and self.console.is_terminal
+        self.live = not quiet and (self.console.is_terminal or self.steps is not None)
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -34,7 +36,7 @@ class Display:
             TimeRemainingColumn(),
             console=self.console,
             refresh_per_second=4,
-            disable=not self.live,
+            disable=quiet or not self.console.is_terminal,
             transient=True,
         )
 
@@ -47,7 +49,8 @@ class Display:
 
     def bar(self, name: str, total: int, done: int = 0) -> "Bar":
         """Add a bar for ``total`` units of work."""
-        return Bar(self._progress, self._progress.add_task(name, total=total, completed=done, note=""))
+        steps = self.steps if name == "training" else None
+        return Bar(self._progress, self._progress.add_task(name, total=total, completed=done, note=""), total, steps)
 
     def say(self, text: str) -> None:
         """Print a line."""
@@ -63,13 +66,16 @@ class Display:
 class Bar:
     """A progress bar."""
 
-    def __init__(self, progress: Progress, task: TaskID) -> None:
+    def __init__(self, progress: Progress, task: TaskID, total: int, steps: MutableSequence[int] | None = None) -> None:
         self._progress = progress
         self._task = task
+        self._total, self._steps = total, steps
 
     def move(self, done: int, note: str | None = None) -> None:
         """Show how many units are done, with a note."""
         self._progress.update(self._task, completed=done)
+        if self._steps is not None:
+            self._steps[:] = [done, self._total]
         if note is not None:
             self._progress.update(self._task, note=note)
 

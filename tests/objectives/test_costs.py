@@ -69,7 +69,7 @@ def test_a_table_of_hamming_costs_is_hamming_also_behind_the_end():
     own = Table(lambda batch: 1 - torch.nn.functional.one_hot(batch.gold, 6).float())
     for steps in (2, 3, 5):
         assert torch.equal(dense(own, batch, steps), dense(Hamming(), batch, steps))
-    with pytest.raises(InputError, match="can't have the shape"):
+    with pytest.raises(InputError, match="must have the shape"):
         Table(lambda batch: torch.zeros(1, 1, 6)).prepare(batch, 3)
 
 
@@ -115,20 +115,17 @@ def test_a_file_without_lines_has_only_other_mistakes(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (b"a\tb\n", "line 1: should be a gold token, the one in its place and a cost from 0 on"),
-        (b"\na\tb\tnan\n", "line 2: should be"),
-        (b"a\tb\t-1\n", "line 1: should be"),
-        (b"a\tz\t1\n", 'line 1: "z" is not among the tokens of this data'),
-        (b"a\ta\t1\n", 'line 1: "a" in its own place is no mistake'),
-        (b"a\tb\t1\na\tb\t2\n", "line 2: this mistake has a cost already"),
-        (b"\xff\xfe\x00", "can't be read: it is not UTF-8"),
-        (None, "can't be read: No such file"),
+        (b"a\tb\n", "costs.tsv:1: "),
+        (b"\na\tb\tnan\n", "costs.tsv:2: a cost must be"),
+        (b"a\tb\t-1\n", "costs.tsv:1: a cost must be"),
+        (b"a\tz\t1\n", 'costs.tsv:1: "z" is not among the tokens of this data'),
+        (b"a\ta\t1\n", 'costs.tsv:1: "a" for itself is not a mistake'),
+        (b"a\tb\t1\na\tb\t2\n", "costs.tsv:2: this mistake is already listed"),
     ],
 )
 def test_bad_files_of_costs_are_named(text, message, tmp_path):
     file = tmp_path / "costs.tsv"
-    if text is not None:
-        file.write_bytes(text)
+    file.write_bytes(text)
     with pytest.raises(InputError, match=message):
         Confusions(str(file)).fitted(Letters())
 

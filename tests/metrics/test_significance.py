@@ -9,7 +9,7 @@ import scipy.stats
 
 from unforced.errors import InputError
 from unforced.metrics.images import FrechetDistance
-from unforced.metrics.significance import figure, interval, paired_bootstrap, paired_test
+from unforced.metrics.significance import interval, mean_score, paired_bootstrap, paired_test
 
 
 def mean(sums: np.ndarray) -> np.ndarray:
@@ -49,8 +49,8 @@ def test_replicates_are_exact_on_a_tiny_sample() -> None:
 
 
 @pytest.mark.parametrize("seeds", [1, 5])
-def test_the_interval_covers_the_truth_as_often_as_it_says(seeds: int) -> None:
-    """Every seed has a bias of its own, as large as the noise of the test set; a level of 90 % is not far off."""
+def test_the_interval_covers_the_truth(seeds: int) -> None:
+    """Every seed has a bias as large as the noise of the test set; the coverage is near the level of 90 %."""
     rng = np.random.default_rng(3)
     covered, trials, n = 0, 200, 100
     for trial in range(trials):
@@ -67,7 +67,7 @@ def test_seeds_widen_the_interval_by_their_own_variance() -> None:
     biases = [0.0, 1.0, 5.0]
     runs = [rows(np.full(50, b)) for b in biases]
     low, high = interval(mean, runs, level=0.998, samples=20000)
-    assert figure(mean, runs) == pytest.approx(2.0)
+    assert mean_score(mean, runs) == pytest.approx(2.0)
     stretched = [2.0 + np.sqrt(3 / 2) * (b - 2.0) for b in biases]
     assert (low, high) == pytest.approx((min(stretched), max(stretched)))
 
@@ -78,7 +78,7 @@ def test_identical_systems_have_p_one_and_no_difference() -> None:
     assert paired_bootstrap(mean, rows(values), rows(values), samples=100) == (0.0, 0.0, 0.0)
 
 
-def test_clearly_different_systems_reach_the_least_p() -> None:
+def test_clearly_different_systems_reach_the_smallest_p() -> None:
     values = np.random.default_rng(5).normal(size=200)
     result = paired_test(mean, rows(values + 1.0), rows(values), samples=999)
     assert result.difference == pytest.approx(1.0)
@@ -99,7 +99,7 @@ def test_the_test_agrees_with_scipy() -> None:
 
 
 def test_the_test_is_exact_by_enumeration() -> None:
-    """Differences 1, 2, 4: all eight signs give sums of distinct size, two of them as large as the one seen."""
+    """Differences 1, 2, 4: all eight signs give sums of distinct size, two of them as large as the observed one."""
     a, b = rows(np.array([1.0, 2.0, 4.0])), rows(np.zeros(3))
     assert paired_test(mean, a, b, samples=40000).p_value == pytest.approx(2 / 8, abs=0.01)
 
@@ -114,7 +114,7 @@ def test_p_is_uniform_under_the_null() -> None:
 
 
 def test_an_example_changes_sides_in_all_seeds_at_once() -> None:
-    """Ten copies of one seed are one seed: they don't make a difference more certain."""
+    """Ten copies of one seed are one seed: they do not make a difference more certain."""
     rng = np.random.default_rng(9)
     a, b = rows(rng.normal(0.2, 1.0, size=50)), rows(rng.normal(size=50))
     one = paired_test(mean, a, b, samples=2000, seed=3)
@@ -129,7 +129,7 @@ def test_with_one_seed_only_examples_count() -> None:
 
 
 def test_a_difference_smaller_than_that_of_seeds_is_not_significant() -> None:
-    """Three seeds of a differ by 0, 0 and 1 from b on every example: sure for these models, open for the method."""
+    """Three seeds of a differ by 0, 0 and 1 from b on every example: certain for these models, not for the method."""
     values = np.random.default_rng(14).normal(size=100)
     a, b = [rows(values), rows(values), rows(values + 1.0)], [rows(values)] * 3
     result = paired_test(mean, a, b, samples=2000)
@@ -141,7 +141,7 @@ def test_a_difference_smaller_than_that_of_seeds_is_not_significant() -> None:
 
 
 @pytest.mark.parametrize(("of_seeds", "own"), [(0.0, 0.5), (0.0, 3.0), (0.1, 1.0)])
-def test_equal_methods_are_rejected_as_seldom_as_the_level_says(of_seeds: float, own: float) -> None:
+def test_equal_methods_are_rejected_at_the_level(of_seeds: float, own: float) -> None:
     """Differences of three seeds with noise of their own and noise common to all; 5 % level, 300 trials."""
     rng = np.random.default_rng(15)
     rejected, trials, n, seeds = 0, 300, 100, 3
@@ -180,7 +180,7 @@ def test_chunks_hold_little_and_change_nothing_but_the_draws(monkeypatch: pytest
     assert (high - low) / 2 == pytest.approx(half, rel=0.15)
 
 
-def test_the_same_seed_gives_the_same_figures() -> None:
+def test_the_same_seed_gives_the_same_numbers() -> None:
     a, b = (rows(np.random.default_rng(s).normal(size=60)) for s in (1, 2))
     assert interval(mean, a, seed=5) == interval(mean, a, seed=5)
     assert interval(mean, a, seed=5) != interval(mean, a, seed=6)
@@ -193,24 +193,24 @@ def test_the_same_seed_gives_the_same_figures() -> None:
         (np.zeros((3, 2)), np.zeros((4, 2)), "same seeds and test examples"),
         ([np.zeros((3, 2))] * 2, np.zeros((3, 2)), "same seeds and test examples"),
         ([np.zeros((3, 2)), np.zeros((2, 2))], np.zeros((3, 2)), "one shape"),
-        (np.zeros((0, 2)), np.zeros((0, 2)), "not empty"),
-        ([], np.zeros((3, 2)), "not empty"),
+        (np.zeros((0, 2)), np.zeros((0, 2)), "non-empty"),
+        ([], np.zeros((3, 2)), "non-empty"),
     ],
 )
-def test_unfit_statistics_are_refused(a: np.ndarray, b: np.ndarray, says: str) -> None:
+def test_invalid_statistics_are_refused(a: np.ndarray, b: np.ndarray, says: str) -> None:
     with pytest.raises(InputError, match=says):
         paired_test(mean, a, b, samples=10)
 
 
-def test_unfit_options_are_refused() -> None:
+def test_invalid_options_are_refused() -> None:
     with pytest.raises(InputError, match="level"):
         interval(mean, rows(np.ones(3)), level=95)
     with pytest.raises(InputError, match="samples"):
         interval(mean, rows(np.ones(3)), samples=0)
 
 
-def test_a_score_that_resampling_biases_keeps_its_figure_inside() -> None:
-    """A Fréchet distance grows when examples repeat: the replicates all lie above the figure, their interval doesn't."""
+def test_the_interval_of_a_biased_score_holds_the_score() -> None:
+    """A Fréchet distance grows when examples repeat: all replicates are above the score, their interval is not."""
 
     class Itself:
         def features(self, images: Sequence[Any]) -> np.ndarray:
@@ -222,7 +222,7 @@ def test_a_score_that_resampling_biases_keeps_its_figure_inside() -> None:
     metric = FrechetDistance("distance", Itself)
     rng = np.random.default_rng(12)
     data = metric.statistics(rng.normal(size=(60, 8)), rng.normal(size=(60, 1, 8)))
-    seen = figure(metric.score, data)
+    seen = mean_score(metric.score, data)
     drawn = rng.multinomial(60, np.full(60, 1 / 60), size=200).astype(float)
     assert np.quantile(metric.score(drawn @ data), 0.05) > seen
     low, high = interval(metric.score, data)
@@ -240,7 +240,7 @@ def test_a_score_that_resampling_biases_keeps_its_figure_inside() -> None:
         (0.3, 0.5, 5, (0.89, 0.95), (0.05, 0.11)),
     ],
 )
-def test_the_simulations_that_the_module_speaks_of(
+def test_the_simulations_in_the_docstring(
     of_seeds: float, own: float, seeds: int, coverage: tuple[float, float], rejections: tuple[float, float]
 ) -> None:
     rng = np.random.default_rng(16)

@@ -1,4 +1,4 @@
-"""The comparison's record, and its tables for the terminal and for Markdown."""
+"""Tables of a comparison, and the file that holds it."""
 
 import io
 import json
@@ -42,13 +42,13 @@ def comparison() -> Comparison:
     )
 
 
-def test_the_record_survives_the_file(comparison: Comparison, tmp_path: Path) -> None:
+def test_a_comparison_survives_its_file(comparison: Comparison, tmp_path: Path) -> None:
     path = tmp_path / "comparison.json"
     path.write_text(comparison.to_json())
     assert read_comparison(path) == comparison
 
 
-def test_numbers_that_are_none_are_null(comparison: Comparison, tmp_path: Path) -> None:
+def test_nan_is_written_as_null(comparison: Comparison, tmp_path: Path) -> None:
     row = replace(comparison.rows[0], cells={"error": replace(comparison.rows[0].cells["error"], low=float("nan"))})
     path = tmp_path / "comparison.json"
     path.write_text(replace(comparison, rows=(row,)).to_json())
@@ -60,10 +60,8 @@ def test_numbers_that_are_none_are_null(comparison: Comparison, tmp_path: Path) 
     ("text", "says"),
     [
         ("{", "comparison.json:1: is not JSON"),
-        ("[]", "not a comparison"),
         ('{"format": 99}', "not a comparison of format 1"),
-        ('{"format": 1}', "not a whole comparison"),
-        ('{"format": 1, "measures": [], "rows": [], "runs": [], "notes": [], "lengths": [], "colour": 3}', "unknown key colour"),
+        ('{"format": 1}', "comparison.json.name is missing"),
     ],
 )  # fmt: skip
 def test_broken_files_are_refused(text: str, says: str, tmp_path: Path) -> None:
@@ -73,7 +71,7 @@ def test_broken_files_are_refused(text: str, says: str, tmp_path: Path) -> None:
         read_comparison(path)
 
 
-def test_the_table_has_all_figures(comparison: Comparison) -> None:
+def test_the_table_has_all_numbers(comparison: Comparison) -> None:
     (table,) = comparison_tables(comparison)
     assert table.title == "error (lower is better)"
     assert table.rows == (
@@ -82,30 +80,38 @@ def test_the_table_has_all_figures(comparison: Comparison) -> None:
     )  # fmt: skip
 
 
-def test_the_notes_say_what_was_done(comparison: Comparison) -> None:
+def test_the_notes_describe_the_columns(comparison: Comparison) -> None:
     notes = " ".join(comparison_notes(comparison))
-    for words in ("500 examples", "seeds 1, 2", "1000 samples", "10000 permutations", "not interleaved", "wrong / all"):
+    for words in (
+        "500 examples",
+        "seeds 1, 2",
+        "1000 samples",
+        "10000 permutations",
+        "not interleaved",
+        "over test examples and seeds",
+        "wrong / all",
+    ):
         assert words in notes
 
 
-def test_failures_and_runs_to_come_are_named(comparison: Comparison) -> None:
+def test_the_notes_name_failed_and_missing_runs(comparison: Comparison) -> None:
     first, second, *rest = comparison.runs
     runs = (replace(first, state="failed", reason="the loss is not a number"), replace(second, state="waiting"), *rest)
     broken = replace(comparison, runs=runs)
     notes = " ".join(comparison_notes(broken))
     assert "failed: base, seed 1: the loss is not a number" in notes
-    assert "unfinished: 1 of 4 runs" in notes
+    assert "unfinished: 1 of 4 runs are missing" in notes
     assert broken.failures == (runs[0],)
     assert not broken.complete
 
 
-def test_figures_that_nobody_has_get_no_column(comparison: Comparison) -> None:
+def test_empty_columns_are_left_out(comparison: Comparison) -> None:
     rows = tuple(replace(row, cost=None, cells={"error": Cell({"1": 1.0}, 1.0)}) for row in comparison.rows)
     (table,) = comparison_tables(replace(comparison, rows=rows))
     assert table.header == ("variant", "decoder", "score")
 
 
-def test_a_metric_of_models_has_one_row_for_each(comparison: Comparison) -> None:
+def test_a_metric_of_the_model_has_one_row_a_variant(comparison: Comparison) -> None:
     again = tuple(replace(row, decoder="beam") for row in comparison.rows)
     (table,) = comparison_tables(replace(comparison, rows=(*comparison.rows, *again)))
     assert table.title == "error (lower is better; the same with every decoder)"
@@ -127,7 +133,7 @@ def test_markdown_is_a_table_that_keeps_its_columns(comparison: Comparison) -> N
     assert text.endswith("\n")
 
 
-def test_print_is_plain_where_there_is_no_terminal(comparison: Comparison) -> None:
+def test_output_is_plain_without_a_terminal(comparison: Comparison) -> None:
     out = io.StringIO()
     print_comparison(comparison, out)
     text = out.getvalue()
@@ -135,14 +141,3 @@ def test_print_is_plain_where_there_is_no_terminal(comparison: Comparison) -> No
     assert "a|b<i>" in text
     assert "[−1.50, −0.50]" in text
     assert any("27.00 ± 0.25" in line and "baseline" in line for line in text.splitlines())
-
-
-def test_a_narrow_terminal_drops_spare_columns(comparison: Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", "80")
-    out = io.StringIO()
-    print_comparison(comparison, out)
-    lines = [line for line in out.getvalue().splitlines() if "a|b<i>" in line]
-    assert len(lines) == 1
-    assert "< 0.001" in lines[0]
-    assert "[−1.50, −0.50]" not in lines[0]

@@ -5,7 +5,7 @@ import torch
 from scipy.stats import chisquare
 
 from unforced.ops.random_streams import branch, uniform_rows
-from unforced.ops.relaxations import gumbel, peaked_softmax, peaked_support, soft_argmax, soft_sample
+from unforced.ops.relaxations import add_gumbel, gumbel, peaked_softmax, peaked_support
 
 
 def noise(rows: int, columns: int) -> torch.Tensor:
@@ -16,22 +16,22 @@ def test_weights_sum_to_one_and_sharpen_into_the_argmax():
     torch.manual_seed(0)
     scores = torch.randn(20, 9, dtype=torch.float64)
     one_hot = torch.nn.functional.one_hot(scores.argmax(-1), 9).double()
-    gaps = [(soft_argmax(scores, alpha) - one_hot).abs().max().item() for alpha in (1.0, 10.0, 100.0, 1e6)]
+    gaps = [(peaked_softmax(scores, alpha) - one_hot).abs().max().item() for alpha in (1.0, 10.0, 100.0, 1e6)]
     assert gaps == sorted(gaps, reverse=True)
     assert gaps[-1] < 1e-12
-    torch.testing.assert_close(soft_argmax(scores, 1.0), scores.softmax(-1))
+    torch.testing.assert_close(peaked_softmax(scores, 1.0), scores.softmax(-1))
     torch.testing.assert_close(peaked_softmax(scores, 3.0).sum(-1), torch.ones(20, dtype=torch.float64))
 
 
 def test_shifting_the_scores_changes_nothing():
     scores = torch.randn(4, 6, dtype=torch.float64)
-    torch.testing.assert_close(soft_argmax(scores + 5, 7.0), soft_argmax(scores, 7.0))
+    torch.testing.assert_close(peaked_softmax(scores + 5, 7.0), peaked_softmax(scores, 7.0))
 
 
 def test_gumbel_samples_have_the_frequencies_of_the_softmax():
     scores = torch.tensor([1.0, 0.0, -1.0, 2.0])
     n = 40_000
-    drawn = soft_sample(scores.expand(n, 4), 1e6, noise(n, 4))
+    drawn = peaked_softmax(add_gumbel(scores.expand(n, 4), noise(n, 4)), 1e6)
     assert (drawn.max(dim=1).values > 0.999).double().mean() > 0.999  # a hard choice but for near ties
     counts = drawn.argmax(dim=1).bincount(minlength=4)
     assert chisquare(counts, scores.double().softmax(0) * n).pvalue > 0.001
@@ -44,7 +44,7 @@ def test_gumbel_noise_is_finite_in_every_precision(dtype):
     u = torch.tensor([0.0, 1e-30, 0.5, 1 - 1e-7, 1.0]).to(dtype)
     assert gumbel(u).isfinite().all()
     assert gumbel(u).dtype in (torch.float32, torch.float64)
-    assert soft_sample(torch.zeros(5, dtype=dtype), 100.0, u).isfinite().all()
+    assert peaked_softmax(add_gumbel(torch.zeros(5, dtype=dtype), u), 100.0).isfinite().all()
 
 
 @pytest.mark.parametrize("alpha", [10.0, 30.0, 100.0])
@@ -72,7 +72,7 @@ def test_where_many_tokens_matter_there_is_no_sparse_support():
 
 def test_tokens_that_may_not_be_emitted_get_no_weight_and_no_gradient():
     scores = torch.tensor([[1.0, float("-inf"), 0.5]], requires_grad=True)
-    weights = soft_argmax(scores, 50.0)
+    weights = peaked_softmax(scores, 50.0)
     assert weights[0, 1] == 0
     (weights * torch.tensor([1.0, 2.0, 3.0])).sum().backward()
     assert scores.grad is not None

@@ -1,0 +1,217 @@
+"""Figures of changes, schedules and the jumping loss: their content, not their looks."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from unforced.cli import main
+from unforced.experiments.comparison import Cell, Comparison, Measure, Row, RunState
+from unforced.objectives.scheduled_sampling import ScheduledSampling
+from unforced.objectives.schedules import InverseSigmoid, Linear, Rise
+from unforced.recipes.recipe import load
+from unforced.reports import discontinuity, schedules
+from unforced.reports.figures import Change, change_figure, changes, inline_changes, oklab, palette
+from unforced.training.options import Training
+
+ACCURACY = Measure("accuracy", True, "")
+ERROR = Measure("error", False, "")
+PLAIN = Cell({"1": 50.0}, 50.0)
+BETTER = Cell({"1": 52.0}, 52.0, difference=2.0, difference_low=1.0, difference_high=3.0)
+OPEN = Cell({"1": 51.0}, 51.0, difference=1.0, difference_low=-1.0, difference_high=3.0)
+UNTESTED = Cell({"1": 51.0}, 51.0, difference=1.0)
+
+COMPARISON = Comparison(
+    name="toy",
+    description="",
+    command="",
+    baseline="plain",
+    split="test",
+    examples=10,
+    level=0.95,
+    bootstrap_samples=10,
+    permutations=10,
+    measures=(ACCURACY, ERROR),
+    rows=(
+        Row("plain", "greedy", 1.0, {"accuracy": PLAIN}),
+        Row("plain", "beam", 1.0, {"accuracy": PLAIN}),
+        Row("new", "greedy", 1.0, {"accuracy": BETTER, "error": BETTER}),
+        Row("new", "beam", 1.0, {"accuracy": OPEN}),
+        Row("odd_$x$", "greedy", 1.0, {"accuracy": UNTESTED}),
+    ),
+    runs=(RunState("plain", 1, "plain-1", "finished"),),
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "toy").mkdir()
+    (tmp_path / "toy" / "comparison.json").write_text(COMPARISON.to_json())
+    return tmp_path / "toy"
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_colours_can_be_told_apart(dark: bool) -> None:
+    """Any two of twenty are farther from each other than two of the eight chosen by hand."""
+    colours = palette(20, dark)
+    assert colours[:8] == palette(8, dark)
+    places = oklab(np.array([[int(colour[i : i + 2], 16) for i in (1, 3, 5)] for colour in colours]))
+    distances = np.linalg.norm(places[:, None] - places[None], axis=2) + np.eye(20)
+    assert distances[8:].min() > 0.9 * distances[:8, :8].min()
+
+
+def test_oklab_agrees_with_its_definition() -> None:
+    """White, and the red of the paper's table."""
+    found = oklab(np.array([[255, 255, 255], [255, 0, 0]]))
+    np.testing.assert_allclose(found, [[1, 0, 0], [0.628, 0.225, 0.126]], atol=2e-3)
+
+
+def test_points_intervals_and_numbers_are_those_of_the_table() -> None:
+    found = changes(COMPARISON, ACCURACY)
+    assert found == [Change("new", "greedy", 2.0, 1.0, 3.0), Change("new", "beam", 1.0, -1.0, 3.0)]
+    (axes,) = change_figure(found, COMPARISON, ACCURACY, {"new": "red"}, "black").axes
+    zero, *drawn = axes.lines
+    assert list(zero.get_xdata()) == [0, 0]
+    assert [list(line.get_xdata()) for line in drawn] == [[1.0, 3.0], [2.0], [-1.0, 3.0], [1.0]]
+    assert [line.get_fillstyle() for line in drawn[1::2]] == ["full", "none"]  # whether the interval excludes zero
+    assert drawn[0].get_ydata()[0] > drawn[2].get_ydata()[0]
+    assert [text.get_text() for text in axes.texts] == ["+2.00  [+1.00, +3.00]", "+1.00  [−1.00, +3.00]"]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["new"]
+    for measure, side in ((ACCURACY, "right"), (ERROR, "left")):
+        figure = change_figure(changes(COMPARISON, measure), COMPARISON, measure, {"new": "red"}, "black")
+        assert figure.get_supxlabel().replace("\n", " ").endswith(f"further {side} is better")
+
+
+def test_the_page_has_the_changes_in_its_colours() -> None:
+    svg = inline_changes(COMPARISON, ["plain", "new", "odd_$x$"], "s0-changes")
+    assert svg is not None
+    assert svg.startswith('<svg role="img" aria-label="change of accuracy against plain"')
+    assert "var(--line-1)" in svg
+    assert inline_changes(replace(COMPARISON, measures=()), ["plain", "new"], "s0") is None
+    assert inline_changes(replace(COMPARISON, rows=COMPARISON.rows[:2]), ["plain"], "s0") is None
+
+
+def test_the_command_draws_changes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plot", "changes", str(folder)]) == 0
+    assert capsys.readouterr().out.strip() == str(folder / "changes.svg")
+    first = (folder / "changes.svg").read_bytes()
+    assert main(["plot", "changes", str(folder), "-o", str(folder / "again.svg")]) == 0
+    assert (folder / "again.svg").read_bytes() == first
+    assert b'width="450pt"' in first  # 600 pixels
+    assert main(["plot", "changes", str(folder), "--metric", "error", "-o", str(folder / "error.svg")]) == 0
+    assert (folder / "error.svg").read_bytes() != first
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["plot", "changes", "nowhere"], "nowhere holds no comparison"),
+        (["plot", "changes", "toy", "--metric", "bleu"], "no metric bleu; it has accuracy, error"),
+        (["plot", "changes", "toy", "-o", "x.gif"], "must end in .svg, .png, .pdf"),
+        (["plot", "changes", "toy", "-o", "toy.svg"], "toy.svg is a folder"),
+        (["plot", "changes", "early"], "no changes yet"),
+        (["plot", "discontinuity", "-o", "nowhere/x.svg"], "there is no folder nowhere"),
+        (["show", "multi30k", "--plot", "x.svg"], "no variant of multi30k has a schedule to plot"),
+    ],
+)
+def test_refusals(
+    words: list[str], message: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder.parent)
+    Path("toy.svg").mkdir()
+    Path("early").mkdir()
+    Path("early/comparison.json").write_text(replace(COMPARISON, rows=COMPARISON.rows[:2]).to_json())
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+# Schedules
+
+RECIPE = """
+name = "several"
+[task]
+name = "palindromes"
+[model]
+name = "lstm"
+[objective]
+name = "cross_entropy"
+[training]
+epochs = 8
+validate = "sample"
+[decoding.sample]
+method = "sample"
+[[variants]]
+name = "plain"
+[[variants]]
+name = "hard"
+objective = { name = "scheduled_sampling", mixing = { name = "inverse_sigmoid", k = 2 } }
+[[variants]]
+name = "soft"
+objective = { name = "scheduled_sampling", feed = "soft_argmax", mixing = { name = "inverse_sigmoid", k = 2 }, alpha = { name = "exponential", rate = 2.0, cap = 50 } }
+[[variants]]
+name = "parallel"
+objective = { name = "parallel_scheduled_sampling", warmup = 40 }
+"""
+
+
+def test_each_scheduled_field_has_a_panel(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "several.toml").write_text(RECIPE)
+    picture = tmp_path / "schedules.svg"
+    assert main(["show", str(tmp_path / "several.toml"), "--plot", str(picture)]) == 0
+    assert capsys.readouterr().out.strip() == str(picture)
+    first = picture.read_bytes()
+    for word in ("mixing", "alpha", "hard, soft", "parallel", "updates", "epochs"):
+        assert f"<!-- {word} -->".encode() in first, word
+    schedules.plot_schedules(load(tmp_path / "several.toml"), picture)
+    assert picture.read_bytes() == first
+
+
+def test_each_schedule_is_drawn_over_its_own_time() -> None:
+    axis, times, moments = schedules.timeline(Training(epochs=4), Linear(start=1.0, end=0.0, over=4))
+    assert (axis, times[0], round(times[-1])) == ("epochs", 0.0, 4)
+    axis, times, moments = schedules.timeline(Training(epochs=4), Rise(end=0.5, over=100))
+    assert (axis, times[-1], moments[-1].step) == ("updates", 128.0, 128)
+    axis, times, _ = schedules.timeline(Training(epochs=None, steps=70), Rise(end=0.5, over=100))
+    assert (axis, times[-1]) == ("updates", 70.0)
+    axis, *_ = schedules.timeline(Training(epochs=None, steps=70), Rise(end=0.5, over=0.5, unit="fraction"))
+    assert axis == "fraction of the training"
+    for training, decay, expected in (
+        (Training(epochs=None, steps=500), InverseSigmoid(k=10.0), "epochs"),  # of which the recipe plans none
+        (Training(epochs=20), InverseSigmoid(k=1000.0, unit="step"), "updates"),
+    ):
+        axis, _, moments = schedules.timeline(training, decay)
+        assert axis == expected
+        assert decay(moments[-1]) < 0.01 < 0.9 < decay(moments[0])
+
+
+# The loss along a line
+
+
+def test_the_hard_loss_jumps_and_soft_ones_do_not(tmp_path: Path) -> None:
+    """Between points very close to each other a continuous loss hardly moves, and the hard one still jumps."""
+    model, batch = discontinuity.train_small_lstm(6)
+    origin = nn.utils.parameters_to_vector(model.parameters()).detach()
+    direction = discontinuity.random_direction(model, 6)
+
+    def losses(objective: ScheduledSampling, distances: torch.Tensor) -> torch.Tensor:
+        points = [origin + float(s) * direction for s in distances]
+        return torch.tensor([discontinuity.loss_at(objective, model, batch, point) for point in points])
+
+    hard, soft = (ScheduledSampling(feed=f, mixing=0.0, alpha=5.0) for f in ("argmax", "soft_argmax"))
+    coarse = torch.linspace(-0.5, 0.0, 101, dtype=torch.float64)
+    place = int(losses(hard, coarse).diff().abs().argmax())
+    low, high = coarse[place], coarse[place + 1]
+    for _ in range(12):  # close in on the jump
+        middle = (low + high) / 2
+        first, here, last = losses(hard, torch.stack([low, middle, high]))
+        low, high = (low, middle) if (here - first).abs() > (last - here).abs() else (middle, high)
+    near = torch.stack([low, high])
+    assert losses(hard, near).diff().abs().item() > 0.2
+    assert losses(soft, near).diff().abs().item() < 0.01
+    picture = discontinuity.plot_discontinuity(tmp_path / "small.svg", points=3)
+    assert "soft argmax, α = 125" in picture.read_text()
