@@ -13,7 +13,7 @@ from unforced.errors import InputError
 from unforced.models.lstm import LSTM
 from unforced.models.toy import Toy
 from unforced.models.transformer import Causal, Transformer
-from unforced.objectives.beam_search_optimization import BeamSearchOptimization, violations
+from unforced.objectives.beam_search_optimization import BeamSearchOptimization, find_violations
 from unforced.objectives.costs import Hamming, Table, WeightedHamming, WeightedId
 from unforced.objectives.cross_entropy import CrossEntropy
 from unforced.objectives.schedules import Constant, Linear
@@ -165,7 +165,7 @@ def check(model: Any, batch: Batch, objective: BeamSearchOptimization) -> list[O
     if total.requires_grad:  # type: ignore[union-attr]
         for mine, plain in zip(gradients(loss.total, model), gradients(total, model)):  # type: ignore[arg-type]
             torch.testing.assert_close(mine, plain, rtol=1e-7, atol=1e-9)
-    found = violations(objective.searched(model, batch, model.start(batch), objective.beam), batch)  # type: ignore[arg-type]
+    found = find_violations(objective.run_search(model, batch, model.start(batch), objective.beam), batch)  # type: ignore[arg-type]
     wanted = [(row, *violator) for row, outcome in enumerate(expected) for violator in outcome.violators]
     mine = [
         (row, until, tuple(tokens[:until]))
@@ -320,7 +320,7 @@ def test_a_violation_resets_the_beam_to_the_gold() -> None:
     """The token 5 is far ahead at first. Without a reset it would go on winning; after one it is gone."""
     model = table({(1, 5): 50.0, (1, 3): 5.0, (3, 4): 5.0, (4, 2): 5.0})
     objective = BeamSearchOptimization(beam=1)
-    found = objective.searched(model, one([3, 4, 2]), model.start(one([3, 4, 2])), 1).memory
+    found = objective.run_search(model, one([3, 4, 2]), model.start(one([3, 4, 2])), 1).memory
     assert (found.places > 0).tolist() == [[True, False, False]]
     assert found.rivals.tolist() == [[45.0, -5.0, -5.0]]  # rivals after the reset left the gold after it
     assert loss_of(objective, model, one([3, 4, 2])).total.item() == pytest.approx(46.0)
@@ -332,7 +332,7 @@ def test_hypotheses_that_have_ended_stay_with_their_score() -> None:
     gold = {(1, 3): 9.0, (3, 4): -4.0, (4, 5): -4.0, (5, 2): -4.0}
     model = table({(a, b): -20.0 for a in range(7) for b in range(7)} | gold | {(1, 2): 7.0})
     batch, objective = one([3, 4, 5, 2]), BeamSearchOptimization(beam=2)
-    found = violations(objective.searched(model, batch, model.start(batch), 2), batch)
+    found = find_violations(objective.run_search(model, batch, model.start(batch), 2), batch)
     assert found.tokens.tolist() == [[2, 0, 0, 0]]  # the empty output, to the end
     loss = loss_of(objective, model, batch).total
     assert loss.item() == 1 - (9 - 4 - 4 - 4) + 7
@@ -347,11 +347,11 @@ def test_an_examples_steps_are_those_of_its_gold() -> None:
     """A short gold beside a long one is searched for as many steps as alone."""
     model, batch = make_model("toy"), make_batch(examples=6)
     objective = BeamSearchOptimization(beam=2, margin=9.0)
-    together = objective.searched(model, batch, model.start(batch), 2).memory
+    together = objective.run_search(model, batch, model.start(batch), 2).memory
     for row in range(6):
         alone = batch.select(torch.tensor([row]))
         length = int(alone.mask.sum())
-        found = objective.searched(model, alone, model.start(alone), 2).memory
+        found = objective.run_search(model, alone, model.start(alone), 2).memory
         assert torch.equal(found.places[0], together.places[row])
         assert not together.places[row, length:].any()
         assert together.rivals[row, length:].eq(-torch.inf).all()

@@ -81,7 +81,7 @@ def loss_of(objective: MinimumRisk, model: Any, batch: Batch, seed: int = 0, pro
 
 
 def drawn(objective: MinimumRisk, model: Any, batch: Batch, seed: int = 0) -> Tensor:
-    return objective.outputs(model, batch, model.start(batch), torch.Generator().manual_seed(seed))
+    return objective.draw_outputs(model, batch, model.start(batch), torch.Generator().manual_seed(seed))
 
 
 def metric(loss: Loss, name: str) -> float:
@@ -237,7 +237,7 @@ def test_tags_of_a_fixed_length() -> None:
     assert not (outputs[:, 1:] == SYMBOLS.pad).any()
     loss_of(MinimumRisk(samples=5), model, batch).total.backward()
     assert all(torch.isfinite(p.grad).all() for p in model.parameters())
-    with pytest.raises(InputError, match="length is fixed"):
+    with pytest.raises(InputError, match="the task fixes the length"):
         loss_of(MinimumRisk(max_length=3), model, batch)
 
 
@@ -249,7 +249,7 @@ def with_outputs(monkeypatch: pytest.MonkeyPatch, outputs: list[list[int]]) -> N
         width = max(map(len, every))
         return torch.tensor([[[*y, *[END] * (width - len(y))] for y in every]])
 
-    monkeypatch.setattr(MinimumRisk, "outputs", given)
+    monkeypatch.setattr(MinimumRisk, "draw_outputs", given)
 
 
 @pytest.mark.parametrize("gold", [True, False])
@@ -306,7 +306,9 @@ def test_costs_against_brute_force_and_sacrebleu(cost: Any) -> None:
         outputs.append(list(gold))
         ended = [[*y, 2] if rng.random() < 0.7 else y for y in outputs]  # EOS doesn't matter
         rows = [[*y, *[END] * (9 - len(y))] for y in ([*gold, 2], *ended)]
-        found = MinimumRisk(cost=cost).costs(torch.tensor([rows]), torch.ones(1, len(rows), dtype=torch.bool), SYMBOLS)
+        found = MinimumRisk(cost=cost).judge_outputs(
+            torch.tensor([rows]), torch.ones(1, len(rows), dtype=torch.bool), SYMBOLS
+        )
         wanted = [0.0, *(COSTS[cost](y, gold) for y in outputs)]
         assert found[0].tolist() == pytest.approx(wanted, abs=1e-9)
 
@@ -315,7 +317,7 @@ def test_costs_belong_to_their_own_gold() -> None:
     outputs = torch.tensor([[[3, 2], [4, 2], [3, 2]], [[4, 2], [4, 2], [5, 5]]])
     where = torch.tensor([[True, False, True], [False, True, True]])
     for cost in ("hamming", "edit"):
-        found = MinimumRisk(cost=cost).costs(outputs, where, SYMBOLS)  # type: ignore[arg-type]
+        found = MinimumRisk(cost=cost).judge_outputs(outputs, where, SYMBOLS)  # type: ignore[arg-type]
         assert found[where].tolist() == [0, 0, 0, 2]
 
 
@@ -333,7 +335,7 @@ def test_a_cost_of_the_users_own() -> None:
     assert not any(2 in output for output, _ in seen)
     assert len(seen) == loss.metrics["candidates"][0]  # once for each
     assert 0 < loss.total < 2
-    with pytest.raises(InputError, match="cost must give finite numbers, but gave nan"):
+    with pytest.raises(InputError, match="cost must return finite numbers, got nan"):
         loss_of(MinimumRisk(cost=lambda output, gold: float("nan")), model, batch)
     assert to_mapping(objective)["cost"].endswith("wrong")
     assert build(MinimumRisk, {"cost": wrong}).cost is wrong
@@ -483,7 +485,7 @@ def test_a_model_that_lacks_something_is_told_what() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "word"), [({"samples": 1, "gold": False}, "samples must be at least 2 without the gold")]
+    ("fields", "word"), [({"samples": 1, "gold": False}, "samples must be at least 2 without gold")]
 )
 def test_wrong_fields_are_refused(fields: Any, word: str) -> None:
     with pytest.raises(InputError, match=word):

@@ -188,5 +188,5 @@ def test_tables_of_costs_are_looked_at() -> None:
     odd[0, 1, 4] = torch.nan
     for loss in ("direct", "hinge"):
         assert "must have finite entries" in complaint(odd, loss)
-    with pytest.raises(InputError, match="minimum_risk judges whole outputs, and Table single tokens"):
+    with pytest.raises(InputError, match="minimum_risk needs the cost of a whole output"):
         MinimumRisk(cost=Table(lambda _: odd))  # type: ignore[arg-type]
