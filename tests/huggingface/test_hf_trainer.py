@@ -1,4 +1,4 @@
-"""``UnforcedTrainer``: every objective trains, and everything else is as users of ``Trainer`` know it."""
+"""``UnforcedTrainer``: what it learns, and that everything else is as in ``Trainer``."""
 
 import itertools
 from pathlib import Path
@@ -31,13 +31,14 @@ import unforced
 from unforced.errors import InputError
 from unforced.huggingface.batches import make_batch, with_content_ids
 from unforced.huggingface.codec import LabelledExamples
+from unforced.ops import random_streams
 from unforced.types import Batch, Loss, Progress
 
-KINDS = pytest.mark.parametrize("kind", list(MODELS))
+SGD: dict[str, Any] = {"optim": "sgd", "learning_rate": 0.05}
 
 
-class Counts:
-    """Cross-entropy that counts examples and draws a number for each: what tests want to see of an objective."""
+class CountExamples:
+    """Cross-entropy divided by the number of examples; records the progress and a random draw of each example."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[Progress, list[int], list[float]]] = []
@@ -45,220 +46,137 @@ class Counts:
     def __call__(self, model: Any, batch: Batch, *, progress: Progress, rng: torch.Generator) -> Loss:
         loss = unforced.objective("cross_entropy")(model, batch, progress=progress, rng=rng)
         assert batch.ids is not None
-        draws = unforced.ops.random_streams.uniform(unforced.ops.random_streams.keys(batch, rng), 0)
+        draws = random_streams.uniform(random_streams.keys(batch, rng), 0)
         self.seen.append((progress, batch.ids.tolist(), draws.tolist()))
         return loss._replace(count=torch.tensor(float(len(batch))))
 
 
-# ---- other forms of the objectives that test_hf_kinds.py tries ----
-
-
-@KINDS
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MORE)
-def test_other_forms_train(tmp_path: Path, kind: str, name: str) -> None:
-    made = trainer(kind, unforced.objective(name, **MORE[name]), tmp_path)
-    made.train()
-    assert len(losses(made)) == 3
-
-
-@pytest.mark.parametrize("steps", [2])
-def test_what_a_masked_objective_draws_does_not_depend_on_micro_batches(tmp_path: Path, steps: int) -> None:
-    """It divides by the tokens that it hid, which nobody knows before."""
-    made = trainer(
-        "bert", objective("masked_lm"), tmp_path, model=bert().double(), optim="sgd", learning_rate=0.1,
-        per_device_train_batch_size=8 // steps, gradient_accumulation_steps=steps,
-    )  # fmt: skip
-    made.train()
-    whole = trainer("bert", objective("masked_lm"), tmp_path, model=bert().double(), optim="sgd", learning_rate=0.1)
-    whole.train()
-    assert losses(made) == pytest.approx(losses(whole), rel=1e-5)
-    for name, value in whole.model.state_dict().items():
-        torch.testing.assert_close(made.model.state_dict()[name], value, rtol=1e-6, atol=1e-8)
-
-
-# ---- like Trainer ----
+# ---- the same as Trainer ----
 
 
 @pytest.mark.parametrize("case", fast([("t5", 0.0), ("t5", 0.1), ("gpt2", 0.0)], ("t5", 0.1)))
-def test_cross_entropy_gives_the_losses_of_trainer(tmp_path: Path, case: tuple[str, float]) -> None:
-    """With dropout too, where the model runs over the same positions: prompts are read apart from what follows them."""
+def test_cross_entropy_has_the_losses_of_trainer(tmp_path: Path, case: tuple[str, float]) -> None:
+    """Dropout is the same too, if the model runs over the same positions; prompts are read separately."""
     kind, dropout = case
     found = []
     for how in (None, "cross_entropy"):
-        made = trainer(kind, how, tmp_path, model=MODELS[kind](dropout), max_steps=6)
-        made.train()
-        found.append((losses(made), [e["grad_norm"] for e in made.state.log_history if "grad_norm" in e]))
-    assert len(found[0][0]) == 6
+        run = trainer(kind, how, tmp_path, model=MODELS[kind](dropout), max_steps=4)
+        run.train()
+        found.append((losses(run), [entry["grad_norm"] for entry in run.state.log_history if "grad_norm" in entry]))
+    assert len(found[0][0]) == 4
     assert found[1][0] == pytest.approx(found[0][0], rel=1e-4)
     assert found[1][1] == pytest.approx(found[0][1], rel=1e-3)
 
 
-@pytest.mark.slow
-def test_accumulated_cross_entropy_gives_the_losses_of_trainer(tmp_path: Path) -> None:
-    """With a model that divides by the labels of all micro-batches itself, as T5 doesn't."""
+def test_accumulated_cross_entropy_has_the_losses_of_trainer(tmp_path: Path) -> None:
+    """GPT-2 divides by the labels of all micro-batches itself; T5 does not."""
     found = []
     for how in (None, "cross_entropy"):
-        made = trainer("gpt2", how, tmp_path, max_steps=4, per_device_train_batch_size=3, gradient_accumulation_steps=2)
-        made.train()
-        found.append(losses(made))
+        run = trainer("gpt2", how, tmp_path, max_steps=2, per_device_train_batch_size=3, gradient_accumulation_steps=2)
+        run.train()
+        found.append(losses(run))
     assert found[1] == pytest.approx(found[0], rel=1e-4)
 
 
-MICRO = [("t5", "cross_entropy"), ("t5", "scheduled_sampling"), ("gpt2", "parallel_scheduled_sampling")]
-MICRO += [("gpt2", "sequence_smoothing"), ("t5", "soft_beam"), ("gpt2", "minimum_risk")]
+class Run:
+    """A run with dropout and two micro-batches an update, that saves and evaluates in the middle."""
 
+    def __init__(self, folder: Path, kind: str, name: str) -> None:
+        self.folder, self.kind, self.name = folder, kind, name
+        self.predicted: list[Any] = []
+        self.steps: list[int] = []
+        self.evaluation = copies(kind, 6, seed=3)
+        self.model, self.trainer = self.build(folder)
+        self.names, self.class_ = set(self.model.state_dict()), type(self.model)
+        self.trainer.train()
 
-@pytest.mark.parametrize("case", fast(MICRO, ("t5", "scheduled_sampling"), ("gpt2", "minimum_risk")))
-def test_micro_batches_change_nothing(tmp_path: Path, case: tuple[str, str]) -> None:
-    """1 × 8 and 4 × 2 rows an update: the same losses and, but for rounding, the same weights."""
-    kind, name = case
-    found = []
-    for size, steps in ((8, 1), (2, 4)):
-        made = trainer(
-            kind, objective(name), tmp_path, max_steps=2, model=MODELS[kind]().double(), optim="sgd", learning_rate=0.05,
-            per_device_train_batch_size=size, gradient_accumulation_steps=steps,
+    def build(self, folder: Path) -> tuple[Any, Any]:
+        model = MODELS[self.kind](0.1)
+        built = unforced.UnforcedSeq2SeqTrainer(
+            objective=objective(self.name),
+            model=model,
+            args=arguments(
+                folder, seq2seq=True, max_steps=3, per_device_train_batch_size=4, gradient_accumulation_steps=2,
+                save_strategy="steps", save_steps=2, eval_strategy="steps", eval_steps=2, lr_scheduler_type="linear",
+            ),
+            train_dataset=copies(self.kind, 24),
+            eval_dataset=self.evaluation,
+            data_collator=collate,
+            compute_metrics=lambda found: self.predicted.append(found) or {"rows": len(found.label_ids)},
         )  # fmt: skip
-        made.train()
-        found.append((losses(made), made.model.state_dict()))
-    assert found[0][0] == pytest.approx(found[1][0], rel=1e-4)
-    for name, value in found[0][1].items():
-        torch.testing.assert_close(found[1][1][name], value, rtol=1e-4, atol=1e-6)
+        built.remove_callback(tf.trainer_callback.PrinterCallback)
+        run = self
+
+        class Note(tf.TrainerCallback):
+            def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+                run.steps.append(state.global_step)
+
+        built.add_callback(Note())
+        return model, built
+
+    def check_resume(self, folder: Path) -> None:
+        _, again = self.build(folder)
+        again.train(resume_from_checkpoint=str(self.folder / "checkpoint-2"))
+        assert again.state.global_step == 3
+        assert losses(again) == losses(self.trainer)
+        for key, value in self.model.state_dict().items():
+            assert torch.equal(again.model.state_dict()[key], value), key
 
 
-@pytest.mark.parametrize("steps", [3])
-def test_the_objectives_own_count_divides(tmp_path: Path, steps: int) -> None:
-    """What is learnt is total / count, though counts are known only when the last micro-batch has been seen."""
-    data = copies("t5", 6, least=2)
-    made = trainer(
-        "t5", Counts(), tmp_path, model=t5().double(), data=data, max_steps=1, optim="sgd", learning_rate=1.0,
-        max_grad_norm=0.0, per_device_train_batch_size=6 // steps, gradient_accumulation_steps=steps,
-    )  # fmt: skip
-    before = weights(made.model)
-    model = unforced.wrap(t5().double())
-    loss = unforced.objective("cross_entropy")(
-        model, make_batch(model, **collate(data)), progress=Progress(), rng=torch.Generator()
-    )
-    (loss.total / 6).backward()
-    made.train()
-    assert losses(made) == pytest.approx([float(loss.total.detach()) / 6], rel=1e-5)
-    for name, parameter in model.model.named_parameters():
-        moved = before[name] - made.model.get_parameter(name)
-        torch.testing.assert_close(moved, parameter.grad, rtol=1e-4, atol=1e-5)
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return Run(tmp_path_factory.mktemp("run"), "t5", "scheduled_sampling")
 
 
-RESUMED = [
-    ("gpt2", "cross_entropy"),
-    ("t5", "scheduled_sampling"),
-    ("gpt2", "sequence_smoothing"),
-    ("t5", "minimum_risk"),
-]
+def test_a_resumed_run_ends_with_the_same_bits(run: Run, tmp_path: Path) -> None:
+    run.check_resume(tmp_path)
 
 
-@pytest.mark.parametrize("case", fast(RESUMED, ("t5", "scheduled_sampling")))
-def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path, case: tuple[str, str]) -> None:
-    kind, name = case
-    options: dict[str, Any] = {
-        "max_steps": 5, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "save_strategy": "steps",
-        "save_steps": 4, "lr_scheduler_type": "linear", "save_total_limit": None,
-    }  # fmt: skip
-    how = objective(name)
-    whole = trainer(kind, how, tmp_path / "whole", model=MODELS[kind](0.1), **options)
-    whole.train()
-    again = trainer(kind, how, tmp_path / "again", model=MODELS[kind](0.1), **options)
-    again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-4"))
-    assert again.state.global_step == 5
-    assert losses(again) == losses(whole)
-    for key, value in whole.model.state_dict().items():
-        assert torch.equal(again.model.state_dict()[key], value), key
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [("gpt2", "cross_entropy"), ("gpt2", "sequence_smoothing"), ("t5", "minimum_risk")])
+def test_other_resumed_runs_end_with_the_same_bits(tmp_path: Path, case: tuple[str, str]) -> None:
+    Run(tmp_path / "first", *case).check_resume(tmp_path / "again")
 
 
-def test_progress_and_draws(tmp_path: Path) -> None:
-    """Progress is the trainer's; an example's draws differ between updates and not between runs."""
-    runs = []
-    for size, steps in ((6, 1), (2, 3)):
-        how = Counts()
-        made = trainer(
-            "t5", how, tmp_path, data=copies("t5", 6, least=3, most=3), max_steps=-1, num_train_epochs=2,
-            per_device_train_batch_size=size, gradient_accumulation_steps=steps,
-        )  # fmt: skip
-        made.train()
-        runs.append(how.seen)
-    assert [seen[0] for seen in runs[0]] == [Progress(0, 0.0, 2), Progress(1, 1.0, 2)]
-    assert [seen[0].step for seen in runs[1]] == [0, 0, 0, 1, 1, 1]
-    draws = [
-        {(progress.step, id): draw for progress, ids, drawn in run for id, draw in zip(ids, drawn)} for run in runs
-    ]
-    assert draws[0] == draws[1]
-    assert len(draws[0]) == 12
-    assert len(set(draws[0].values())) == 12
-
-
-def test_what_is_saved_is_the_plain_model(tmp_path: Path) -> None:
-    model = t5()
-    names, kind = set(model.state_dict()), type(model)
-    made = trainer("t5", "scheduled_sampling", tmp_path, model=model, save_strategy="steps", save_steps=2, max_steps=3)
-    made.train()
-    assert type(model) is kind
-    assert set(model.state_dict()) == names
-    made.save_model(str(tmp_path / "end"))
-    loaded = tf.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "end", local_files_only=True)
+def test_the_plain_model_is_saved(run: Run, tmp_path: Path) -> None:
+    assert type(run.model) is run.class_
+    assert set(run.model.state_dict()) == run.names
+    run.trainer.save_model(str(tmp_path))
+    loaded = tf.AutoModelForSeq2SeqLM.from_pretrained(tmp_path, local_files_only=True)
     for key, value in loaded.state_dict().items():
-        torch.testing.assert_close(value, model.state_dict()[key], rtol=0, atol=0)
-    middle = tf.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "checkpoint-2", local_files_only=True)
+        assert torch.equal(value, run.model.state_dict()[key])
+    middle = tf.AutoModelForSeq2SeqLM.from_pretrained(run.folder / "checkpoint-2", local_files_only=True)
     assert middle.config.architectures == ["T5ForConditionalGeneration"]
-    assert set(middle.state_dict()) == names
+    assert set(middle.state_dict()) == run.names
 
 
-def test_evaluation_is_the_plain_models(tmp_path: Path) -> None:
-    """The same loss and logits as stock evaluation, within training as well, whatever the objective."""
-    seen: list[Any] = []
-    data = copies("t5", 12, seed=3)
-    made = unforced.UnforcedTrainer(
-        objective="scheduled_sampling",
-        model=t5(),
-        args=arguments(tmp_path, eval_strategy="steps", eval_steps=2, max_steps=2),
-        train_dataset=copies("t5", 24),
-        eval_dataset=data,
-        data_collator=collate,
-        compute_metrics=lambda found: seen.append(found) or {"rows": len(found.label_ids)},
-    )
-    made.train()
-    inside = next(entry for entry in made.state.log_history if "eval_loss" in entry)
-    assert inside["eval_rows"] == 12
-    stock = tf.Trainer(model=made.model, args=made.args, eval_dataset=data, data_collator=collate)
-    assert made.evaluate()["eval_loss"] == pytest.approx(inside["eval_loss"], rel=1e-6)
-    assert stock.evaluate()["eval_loss"] == pytest.approx(inside["eval_loss"], rel=1e-6)
+def test_evaluation_uses_the_plain_model(run: Run, tmp_path: Path) -> None:
+    inside = next(entry for entry in run.trainer.state.log_history if "eval_loss" in entry)
+    assert inside["eval_rows"] == len(run.evaluation)
+    middle = tf.AutoModelForSeq2SeqLM.from_pretrained(run.folder / "checkpoint-2", local_files_only=True)
+    for model, expected in ((middle, inside["eval_loss"]), (run.model, run.trainer.evaluate()["eval_loss"])):
+        stock = tf.Trainer(model=model, args=arguments(tmp_path), eval_dataset=run.evaluation, data_collator=collate)
+        assert stock.evaluate()["eval_loss"] == pytest.approx(expected, rel=1e-6)
 
 
-def test_the_seq2seq_trainer_generates(tmp_path: Path) -> None:
-    made = trainer(
-        "t5", "parallel_scheduled_sampling", tmp_path, cls=unforced.UnforcedSeq2SeqTrainer,
-        predict_with_generate=True, generation_max_length=6,
-    )  # fmt: skip
-    made.train()
-    found = made.predict(copies("t5", 5))
-    assert found.predictions.shape == (5, 20)  # padded to what the model's own settings allow
-    assert (found.predictions[:, 6:] == PAD).all()
-    assert found.metrics["test_loss"] > 0
-
-
-def test_callbacks_arguments_and_metrics(tmp_path: Path) -> None:
-    steps: list[int] = []
-
-    class Note(tf.TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            steps.append(state.global_step)
-
-    made = trainer("gpt2", objective("scheduled_sampling"), tmp_path, logging_steps=2, max_steps=4)
-    made.add_callback(Note())
-    made.train()
-    assert steps == [1, 2, 3, 4]
-    entries = [entry for entry in made.state.log_history if "loss" in entry]
-    assert len(entries) == 2
+def test_callbacks_and_logged_metrics(run: Run) -> None:
+    assert run.steps[:3] == [1, 2, 3]
+    entries = [entry for entry in run.trainer.state.log_history if "loss" in entry]
+    assert len(entries) == 3
     assert all({"nll", "accuracy", "fed", "grad_norm", "learning_rate"} <= set(entry) for entry in entries)
     assert all(0 < entry["fed"] < 1 for entry in entries)
     assert entries[0]["nll"] == pytest.approx(entries[0]["loss"], rel=0.1)
+
+
+def test_prediction_with_generate(tmp_path: Path) -> None:
+    made = trainer(
+        "t5", "cross_entropy", tmp_path, cls=unforced.UnforcedSeq2SeqTrainer, predict_with_generate=True,
+        generation_max_length=6,
+    )  # fmt: skip
+    found = made.predict(copies("t5", 5))
+    assert found.predictions.shape == (5, 20)  # padded to the length of the model's own settings
+    assert (found.predictions[:, 6:] == PAD).all()
+    assert found.metrics["test_loss"] > 0
 
 
 BF16 = [(kind, name) for kind in MODELS for name in ("cross_entropy", "parallel_scheduled_sampling", "soft_beam")]
@@ -266,20 +184,19 @@ BF16 = [(kind, name) for kind in MODELS for name in ("cross_entropy", "parallel_
 
 @pytest.mark.parametrize("case", fast(BF16, ("gpt2", "soft_beam")))
 def test_bf16(tmp_path: Path, case: tuple[str, str]) -> None:
-    for kind, name in [case]:
-        made = trainer(kind, objective(name), tmp_path, bf16=True)
-        before = weights(made.model)
-        made.train()
-        assert all(torch.isfinite(torch.tensor(loss)) for loss in losses(made))
-        assert all(p.dtype == torch.float32 for p in made.model.parameters())
-        assert all(not torch.equal(p, before[n]) for n, p in made.model.named_parameters())
+    made = trainer(case[0], objective(case[1]), tmp_path, bf16=True)
+    before = weights(made.model)
+    made.train()
+    assert all(torch.isfinite(torch.tensor(loss)) for loss in losses(made))
+    assert all(p.dtype == torch.float32 for p in made.model.parameters())
+    assert all(not torch.equal(p, before[n]) for n, p in made.model.named_parameters())
 
 
 def test_model_init_and_a_second_training(tmp_path: Path) -> None:
     made = unforced.UnforcedTrainer(
         objective="label_smoothing",
         model_init=lambda: t5(),
-        args=arguments(tmp_path),
+        args=arguments(tmp_path, max_steps=2),
         train_dataset=copies("t5", 24),
         data_collator=collate,
     )
@@ -291,8 +208,17 @@ def test_model_init_and_a_second_training(tmp_path: Path) -> None:
         assert torch.equal(ends[1][name], value)
 
 
+def test_a_second_training_of_the_same_model_goes_on(tmp_path: Path) -> None:
+    made = trainer("t5", "cross_entropy", tmp_path, max_steps=2)
+    made.train()
+    first = losses(made)
+    made.train()
+    assert len(losses(made)) == 2
+    assert losses(made)[1] < first[0]
+
+
 @pytest.mark.slow
-def test_a_subclass_may_still_compute_its_own_loss(tmp_path: Path) -> None:
+def test_a_subclass_may_change_the_loss(tmp_path: Path) -> None:
     class Doubled(unforced.UnforcedTrainer):
         def compute_loss(self, *arguments: Any, **options: Any) -> Any:
             return 2 * super().compute_loss(*arguments, **options)
@@ -305,11 +231,96 @@ def test_a_subclass_may_still_compute_its_own_loss(tmp_path: Path) -> None:
     assert losses(twice) == pytest.approx([2 * losses(once)[0]], rel=1e-5)
 
 
-# ---- prompts ----
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", list(MODELS))
+@pytest.mark.parametrize("name", MORE)
+def test_other_options_of_objectives_train(tmp_path: Path, kind: str, name: str) -> None:
+    made = trainer(kind, unforced.objective(name, **MORE[name]), tmp_path)
+    made.train()
+    assert len(losses(made)) == 3
+
+
+# ---- micro-batches and counts ----
+
+MICRO = [("t5", "cross_entropy"), ("t5", "scheduled_sampling"), ("gpt2", "parallel_scheduled_sampling")]
+MICRO += [("gpt2", "sequence_smoothing"), ("t5", "soft_beam"), ("gpt2", "minimum_risk"), ("bert", "masked_lm")]
+
+
+@pytest.mark.parametrize(
+    "case", fast(MICRO, ("t5", "scheduled_sampling"), ("gpt2", "minimum_risk"), ("bert", "masked_lm"))
+)
+def test_micro_batches_change_nothing(tmp_path: Path, case: tuple[str, str]) -> None:
+    """1 x 8 and 4 x 2 rows an update have the same losses and, up to rounding, the same weights."""
+    kind, name = case
+    found = []
+    for size, steps in ((8, 1), (2, 4)):
+        made = trainer(
+            kind, objective(name), tmp_path, max_steps=2, model={**MODELS, "bert": bert}[kind]().double(), **SGD,
+            per_device_train_batch_size=size, gradient_accumulation_steps=steps,
+        )  # fmt: skip
+        made.train()
+        found.append((losses(made), made.model.state_dict()))
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-4)
+    for name, value in found[0][1].items():
+        torch.testing.assert_close(found[1][1][name], value, rtol=1e-4, atol=1e-6)
+
+
+def test_the_objectives_own_count_divides(tmp_path: Path) -> None:
+    """The gradient is that of total / count, although the count is known only after the last micro-batch."""
+    data = copies("t5", 6, least=2)
+    made = trainer(
+        "t5", CountExamples(), tmp_path, model=t5().double(), data=data, max_steps=1, optim="sgd", learning_rate=1.0,
+        max_grad_norm=0.0, per_device_train_batch_size=2, gradient_accumulation_steps=3,
+    )  # fmt: skip
+    before = weights(made.model)
+    model = unforced.wrap(t5().double())
+    data_batch = make_batch(model, **collate(data))
+    loss = unforced.objective("cross_entropy")(model, data_batch, progress=Progress(), rng=torch.Generator())
+    (loss.total / 6).backward()
+    made.train()
+    assert losses(made) == pytest.approx([float(loss.total.detach()) / 6], rel=1e-5)
+    for name, parameter in model.model.named_parameters():
+        moved = before[name] - made.model.get_parameter(name)
+        torch.testing.assert_close(moved, parameter.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_progress_and_draws(tmp_path: Path) -> None:
+    """Progress is that of the trainer. An example's draws differ between updates and not between micro-batches."""
+    runs = []
+    for size, steps in ((6, 1), (2, 3)):
+        how = CountExamples()
+        made = trainer(
+            "t5", how, tmp_path, data=copies("t5", 6, least=3, most=3), max_steps=-1, num_train_epochs=2,
+            per_device_train_batch_size=size, gradient_accumulation_steps=steps,
+        )  # fmt: skip
+        made.train()
+        runs.append(how.seen)
+    assert [seen[0] for seen in runs[0]] == [Progress(0, 0.0, 2), Progress(1, 1.0, 2)]
+    assert [seen[0].step for seen in runs[1]] == [0, 0, 0, 1, 1, 1]
+    draws = [
+        {(progress.step, id): draw for progress, ids, drawn in run for id, draw in zip(ids, drawn)} for run in runs
+    ]
+    assert draws[0] == draws[1]
+    assert len(set(draws[0].values())) == len(draws[0]) == 12
+
+
+def test_ids_depend_on_the_example_only() -> None:
+    for kind in MODELS:
+        model, data = unforced.wrap(MODELS[kind]()), copies(kind, 6, seed=2)
+        ids = with_content_ids(make_batch(model, **collate(data))).ids
+        assert ids is not None
+        assert len(set(ids.tolist())) == len({str(item) for item in data})
+        alone: Any = [with_content_ids(make_batch(model, **collate([item]))).ids for item in data]
+        assert torch.equal(torch.cat(alone), ids)
+        back: Any = with_content_ids(make_batch(model, **collate(data[::-1]))).ids
+        assert torch.equal(back.flip(0), ids)
+
+
+# ---- data ----
 
 
 def test_prompts_are_neither_replaced_nor_scored(tmp_path: Path) -> None:
-    """With every fed token the model's own, the prompt is still what was given, and its tokens add nothing."""
+    """Even if every fed token is the model's own, the prompt is fed as given."""
     made = trainer("gpt2", unforced.objective("scheduled_sampling", mixing=0.0), tmp_path, max_steps=1)
     fed: list[Tensor] = []
     embed = made.wrapped.embed
@@ -318,45 +329,34 @@ def test_prompts_are_neither_replaced_nor_scored(tmp_path: Path) -> None:
     given = make_batch(made.wrapped, **collate(made.train_dataset))
     assert given.source is not None
     prompts = {tuple(row[row != PAD].tolist()) for row in given.source}
-    rows = {tuple(row[row != PAD].tolist()) for row in fed[0]}
-    assert rows <= prompts
+    assert {tuple(row[row != PAD].tolist()) for row in fed[0]} <= prompts
     assert all(bool((ids[:, 0] == MASK).all()) for ids in fed[1:] if ids.shape[1] > 1)
-    entry = next(e for e in made.state.log_history if "nll" in e)
-    assert entry["nll"] > 0
 
 
-# ---- what objectives learn of the data ----
-
-
-def test_objectives_get_the_vocabulary_and_the_labels(tmp_path: Path) -> None:
+def test_objectives_are_fitted_to_the_vocabulary_and_the_labels(tmp_path: Path) -> None:
     seen: list[Any] = []
 
-    class Asking(Counts):
+    class Fitted(CountExamples):
         def fitted(self, codec: Any, examples: Any) -> Any:
             seen.extend([codec.sizes.target, codec.token_names(), len(examples), examples[0].target])
             seen.append([example.target for example in examples][:2])
             return self
 
-    made = trainer("gpt2", Asking(), tmp_path)
-    assert seen[0] == made.model.config.vocab_size
-    assert len(seen[1]) == seen[0]
-    assert seen[2] == 24
-    assert seen[3] == [id for id in made.train_dataset[0]["labels"] if id != -100]
-    assert seen[4][1] == [id for id in made.train_dataset[1]["labels"] if id != -100]
-    made = trainer("gpt2", unforced.objective("token_smoothing", vectors="co-occurrence", tau=0.3), tmp_path)
-    made.train()
-    assert len(losses(made)) == 3
+    made = trainer("gpt2", Fitted(), tmp_path)
+    labels = [[id for id in item["labels"] if id != -100] for item in made.train_dataset[:2]]
+    assert seen[0] == len(seen[1]) == made.model.config.vocab_size
+    assert seen[2:] == [24, labels[0], labels]
 
 
 @pytest.mark.slow
-def test_data_sets_that_stream(tmp_path: Path) -> None:
-    """They don't know how many examples they have, and objectives that count in them need not."""
+def test_iterable_data_sets(tmp_path: Path) -> None:
+    """Objectives that count n-grams in the examples need not know how many there are."""
 
     class Stream(torch.utils.data.IterableDataset):  # type: ignore[type-arg]
         def __iter__(self) -> Any:
             return iter(copies("t5", 8))
 
-    def made(**fields: Any) -> Any:
+    def build(**fields: Any) -> Any:
         return unforced.UnforcedTrainer(
             objective=unforced.objective("sequence_smoothing", **fields),
             model=t5(),
@@ -365,16 +365,14 @@ def test_data_sets_that_stream(tmp_path: Path) -> None:
             data_collator=collate,
         )
 
-    counted = made(reward="cider", samples=3, proposal_tau=0.5)
+    counted = build(reward="cider", samples=3, proposal_tau=0.5)
     counted.train()
     assert len(losses(counted)) == 2
     with pytest.raises(InputError, match="no training example has references"):
-        made(vocabulary="references")
+        build(vocabulary="references")
 
 
-def test_data_sets_that_do_not_say_where_they_end() -> None:
-    """A data set need have no more than a length and items."""
-
+def test_data_sets_with_only_a_length_and_items() -> None:
     class Endless(torch.utils.data.Dataset):  # type: ignore[type-arg]
         def __len__(self) -> int:
             return 5
@@ -382,107 +380,72 @@ def test_data_sets_that_do_not_say_where_they_end() -> None:
         def __getitem__(self, number: int) -> dict[str, list[int]]:
             return {"labels": [4 + number % 3, EOS]}
 
-    found = [example.target for example in itertools.islice(LabelledExamples(Endless()), 9)]
-    assert found == [[4, EOS], [5, EOS], [6, EOS], [4, EOS], [5, EOS]]
+    examples = LabelledExamples(Endless())
+    targets = [[4, EOS], [5, EOS], [6, EOS], [4, EOS], [5, EOS]]
+    assert [example.target for example in itertools.islice(examples, 9)] == targets
+    assert [example.target for example in examples[1:3]] == targets[1:3]
 
 
-@pytest.mark.slow
-def test_costs_that_name_tokens_ask_the_tokenizer(tmp_path: Path) -> None:
+def test_costs_look_up_tokens_in_the_tokenizer(tmp_path: Path) -> None:
     tokenizers = pytest.importorskip("tokenizers")
     names = ["<pad>", "<s>", "</s>", "<mask>", *(f"w{n}" for n in range(12))]
     inner = tokenizers.Tokenizer(tokenizers.models.WordLevel({n: i for i, n in enumerate(names)}, "<mask>"))
     tokenizer = tf.PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", eos_token="</s>")
-    how = unforced.objective(
-        "soft_beam", beam=2, alpha=4.0, cost={"name": "weighted_hamming", "token": "w3", "weight": 2.0}
-    )
-    made = unforced.UnforcedTrainer(
-        objective=how,
-        model=t5(),
-        args=arguments(tmp_path),
-        train_dataset=copies("t5", 8),
-        data_collator=collate,
-        processing_class=tokenizer,
-    )
-    assert made._fitted.cost.id == 7  # type: ignore[union-attr]
-    made.train()
+    cost = {"name": "weighted_hamming", "token": "w3", "weight": 2.0}
+    how = unforced.objective("soft_beam", beam=2, alpha=4.0, cost=cost)
+    given: dict[str, Any] = {"args": arguments(tmp_path), "train_dataset": copies("t5", 8), "data_collator": collate}
+    made = unforced.UnforcedTrainer(objective=how, model=t5(), processing_class=tokenizer, **given)
+    assert made.wrapped.vocabulary.token_names()[7] == "w3"
     with pytest.raises(InputError, match="is not among the tokens"):
-        trainer("t5", how, tmp_path)
+        unforced.UnforcedTrainer(objective=how, model=t5(), **given)
 
 
-# ---- numbers of examples ----
+# ---- errors ----
 
 
-def test_numbers_are_a_function_of_the_example_alone() -> None:
-    for kind in MODELS:
-        model, data = unforced.wrap(MODELS[kind]()), copies(kind, 6, seed=2)
-        whole = with_content_ids(make_batch(model, **collate(data))).ids
-        assert whole is not None
-        assert len(set(whole.tolist())) == len({str(item) for item in data})
-        alone = [with_content_ids(make_batch(model, **collate([item]))).ids for item in data]
-        assert torch.equal(torch.cat(alone), whole)  # type: ignore[arg-type]
-        back = with_content_ids(make_batch(model, **collate(data[::-1]))).ids
-        assert torch.equal(back.flip(0), whole)  # type: ignore[union-attr]
+@pytest.mark.parametrize(
+    ("how", "options", "message"),
+    [
+        ("cross_entropy", {"label_smoothing_factor": 0.1}, 'set objective="label_smoothing"'),
+        ("cross_entrop", {}, 'did you mean "cross_entropy"'),
+        (unforced.Progress, {}, "must be a name or an object"),
+        ("soft_beam", {"gradient_checkpointing": True}, "goes step by step and needs a cache"),
+        ("scheduled_sampling", {"gradient_checkpointing": True}, "goes step by step and needs a cache"),
+    ],
+)
+def test_refused_arguments(tmp_path: Path, how: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        trainer("gpt2", how, tmp_path, **options)
 
 
-# ---- complaints ----
-
-
-def test_complaints(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match='set objective="label_smoothing"'):
-        trainer("t5", "cross_entropy", tmp_path, label_smoothing_factor=0.1)
-    with pytest.raises(InputError, match='did you mean "cross_entropy"'):
-        trainer("t5", "cross_entrop", tmp_path)
-    with pytest.raises(InputError, match="must be a name or an object"):
-        trainer("t5", unforced.Progress, tmp_path)
-    with pytest.raises(TypeError, match="objective"):
-        unforced.UnforcedTrainer(model=t5())  # type: ignore[call-arg]
+def test_other_refused_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {"objective": "cross_entropy", "args": arguments(tmp_path)}
     with pytest.raises(InputError, match="compute_loss_func"):
-        unforced.UnforcedTrainer(
-            objective="cross_entropy", model=t5(), args=arguments(tmp_path), compute_loss_func=lambda *_, **__: None
-        )
-    made = trainer("t5", "cross_entropy", tmp_path, data=[{"input_ids": [5, EOS]}] * 8)
-    with pytest.raises(InputError, match="no labels"):
-        made.train()
-    assert type(made.model) is tf.T5ForConditionalGeneration
-
-
-def test_what_nothing_looks_at_is_refused(tmp_path: Path) -> None:
-    made = trainer("gpt2", "cross_entropy", tmp_path)
-    made.data_collator = lambda items: {**collate(items), "position_ids": torch.zeros(len(items), 3).long()}
-    with pytest.raises(InputError, match="objectives do not use position_ids of the batch"):
-        made.train()
-
-
-def test_gradient_checkpointing(tmp_path: Path) -> None:
-    """Methods that feed all at once take it; those that go step by step say that they can't."""
-    plain, saving = (
-        trainer("gpt2", objective("parallel_scheduled_sampling"), tmp_path, gradient_checkpointing=on)
-        for on in (False, True)
-    )
-    plain.train()
-    saving.train()
-    assert losses(saving) == pytest.approx(losses(plain), rel=1e-4)
-    for stepwise in (objective("soft_beam"), unforced.objective("scheduled_sampling")):
-        with pytest.raises(InputError, match="goes step by step and needs a cache"):
-            trainer("gpt2", stepwise, tmp_path, gradient_checkpointing=True)
-    asked = unforced.objective("scheduled_sampling", feed="argmax", mixing=0.5, dropout=False)  # in evaluation
-    assert learns_something(trainer("gpt2", asked, tmp_path, gradient_checkpointing=True))
-
-
-def learns_something(made: Any) -> bool:
-    made.train()
-    return len(losses(made)) == 3
-
-
-def test_a_loss_of_the_models_own_is_not_dropped_in_silence(tmp_path: Path) -> None:
+        unforced.UnforcedTrainer(model=t5(), compute_loss_func=lambda *_, **__: None, **given)
     model = gpt2()
     model.config.output_router_logits = True
     with pytest.raises(InputError, match="the routers' loss that output_router_logits adds"):
-        trainer("gpt2", objective("cross_entropy"), tmp_path, model=model)
-
-
-def test_a_launcher_whose_processes_do_not_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    args = arguments(tmp_path)
+        unforced.UnforcedTrainer(model=model, **given)
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(InputError, match="started 2 processes"):
-        unforced.UnforcedTrainer(objective="cross_entropy", model=gpt2(), args=args)
+        unforced.UnforcedTrainer(model=gpt2(), **given)
+
+
+def test_refused_batches(tmp_path: Path) -> None:
+    made = trainer("t5", "cross_entropy", tmp_path)
+    inputs = collate(copies("t5", 2))
+    with pytest.raises(InputError, match="no labels"):
+        made.collated_batch({"input_ids": inputs["input_ids"]})
+    with pytest.raises(InputError, match="no input_ids; it has labels"):
+        made.collated_batch({"labels": inputs["labels"]})
+    with pytest.raises(InputError, match="objectives do not use position_ids of the batch"):
+        made.collated_batch({**inputs, "position_ids": torch.zeros(2, 3)})
+
+
+def test_gradient_checkpointing(tmp_path: Path) -> None:
+    """Objectives that feed everything at once, or step in evaluation mode, work with gradient checkpointing."""
+    how = unforced.objective("scheduled_sampling", feed="argmax", mixing=0.5, dropout=False)
+    plain, saving = (trainer("gpt2", how, tmp_path, gradient_checkpointing=on, max_steps=2) for on in (False, True))
+    plain.train()
+    saving.train()
+    assert losses(saving) == pytest.approx(losses(plain), rel=1e-4)
