@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from unforced.chains.chains import sweeps_from
 from unforced.chains.readers import Reader, Sentence, open_model
-from unforced.chains.results import graded
+from unforced.chains.results import score_samples
+from unforced.chains.sampling import sweeps_from
 from unforced.energy import energies
 from unforced.energy.gibbs import Gibbs
 from unforced.energy.mask_predict import random_start, warm_start
@@ -117,7 +117,7 @@ def measure(reader: Reader, setting: Setting, examples: int, chains: int, start:
             {"sweep": number, "example": i // chains, "chain": i % chains, "output": text}
             for i, text in enumerate(rows)
         ]
-        (score,) = next(iter(graded(lines, answers, reader.metrics()[:1]).values()))
+        (score,) = next(iter(score_samples(lines, answers, reader.metrics()[:1]).values()))
         found["energy"].append([number, float(energy.mean())])
         found["score"].append([number, score[1]])
     return found

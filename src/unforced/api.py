@@ -1,9 +1,10 @@
 """The Python API: the commands of the command line, and functions for a user's own models and training loops."""
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -11,7 +12,7 @@ from torch import nn
 from unforced import registry
 from unforced.errors import InputError, nearest
 from unforced.huggingface.decoder import WrappedModel
-from unforced.protocols import Codec, Decoder, FittedTask, HasCodec, ModelSpec, Objective, Split, Task
+from unforced.protocols import Codec, Decoder, FittedTask, HasCodec, ModelSpec, Objective, Sampler, Split, Task
 from unforced.protocols import fitted as fit_objective
 from unforced.recipes import recipe as recipes
 from unforced.recipes.fields import build
@@ -21,6 +22,10 @@ from unforced.training.loading import Loaded, OwnModel, fastest_device, load, lo
 from unforced.training.options import Training
 from unforced.training.run_folder import RunFolder
 from unforced.types import Batch, Encoded, Example, Hypotheses
+
+if TYPE_CHECKING:
+    from unforced.chains.results import ChainSummary
+    from unforced.chains.scoring import Score
 
 __all__ = [
     "Loaded", "batch", "compare", "decode", "evaluate", "fit", "fitted", "load", "model", "objective", "report", "sample",
@@ -209,65 +214,64 @@ def decode(
 
 def score(
     model: str | Path, sentences: Iterable[str], *, whole_words: bool = False, checkpoint: str = "best"
-) -> list[Any]:
-    """Energies and pseudo-log-likelihood of sentences by the masked model of a run, or of a folder of ``transformers``.
+) -> "list[Score]":
+    """Compute energies and pseudo-log-likelihoods of sentences under a masked model.
 
-    For a model that reads sources a sentence is the source, a tab and the target. ``whole_words`` hides a piece together with
-    all later pieces of its word (PLL-word-l2r of Kauf and Ivanova 2023). Returns an ``unforced.chains.sampling.Score`` for each.
+    ``model`` is a run folder or a folder saved by ``transformers``. For a model with sources, a sentence is the source, a
+    tab and the target. ``whole_words`` masks a token together with all later tokens of its word (PLL-word-l2r of Kauf and
+    Ivanova 2023).
     """
     from unforced.chains.readers import open_model
-    from unforced.chains.sampling import score_lines
+    from unforced.chains.scoring import score_lines
 
-    masking: Any = "left_to_right" if whole_words else "single"
     lines = (sentence.encode() for sentence in sentences)
-    return list(score_lines(open_model(model, checkpoint), lines, masking))
+    return list(score_lines(open_model(model, checkpoint), lines, "left_to_right" if whole_words else "single"))
 
 
 def sample(
     model: str | Path,
     output: str | Path,
-    kernel: str = "metropolis_hastings",
+    kernel: str | Sampler = "metropolis_hastings",
     *,
     lines: str | Path | Iterable[str] | None = None,
     split: Split = "test",
     examples: int | None = None,
     length: int | None = None,
-    chains: int = 4,
-    sweeps: int = 100,
-    burn_in: int | None = None,
-    start: str = "greedy",
-    seed: int = 1,
-    keep_every: int = 1,
-    save_every: int = 10,
     checkpoint: str = "best",
     resume: bool = False,
     quiet: bool = False,
     **options: Any,
-) -> Any:
-    """Run Markov chains on a masked model's energy and keep them in the folder ``output``.
+) -> "ChainSummary":
+    """Run Markov chains on the energy of a masked model in the folder ``output``, plot them and return a summary.
 
-    ``options`` are the fields of ``unforced.energy.MetropolisHastings`` or ``Gibbs``. ``lines`` are texts, or the file that has them
-    (``-``: standard input). Returns an ``unforced.chains.results.Sampled``: traces, and what they say of the chains.
+    ``kernel`` is a sampler of ``unforced.energy`` or its name. ``options`` are fields of
+    ``unforced.chains.options.ChainOptions`` and, if the kernel is a name, of the sampler. ``lines`` are texts, a file, or "-"
+    for standard input; see ``unforced.chains.sampling.sample``.
     """
     from unforced.chains import sampling
+    from unforced.chains.options import ChainOptions
     from unforced.chains.readers import open_model
+    from unforced.reports.traces import plot_folder
 
-    plan: Any = {"chains": chains, "sweeps": sweeps, "burn_in": burn_in, "start": start, "seed": seed}
-    chosen = sampling.Chains(**plan, keep_every=keep_every, save_every=save_every)
-    moves = sampling.kernel_of(kernel, **options)
-    with sampling.lines_of(lines) as read:
-        return sampling.sample(
-            open_model(model, checkpoint),
-            moves,
-            output,
-            chosen,
-            lines=read,
-            split=split,
-            examples=examples,
-            length=length,
-            resume=resume,
-            quiet=quiet,
-        )
+    names = {field.name for field in dataclasses.fields(ChainOptions)}
+    chains = build(ChainOptions, {name: value for name, value in options.items() if name in names}, "chains")
+    rest = {name: value for name, value in options.items() if name not in names}
+    if not isinstance(kernel, str) and rest:
+        raise InputError(f"{', '.join(rest)}: pass the options of a sampler to the sampler itself")
+    summary = sampling.sample(
+        open_model(model, checkpoint),
+        _build("kernels", kernel, rest) if isinstance(kernel, str) else kernel,
+        output,
+        chains,
+        lines=sampling.read_source(lines),
+        split=split,
+        examples=examples,
+        length=length,
+        resume=resume,
+        quiet=quiet,
+    )
+    plot_folder(summary.folder)
+    return summary
 
 
 # Comparisons and reports

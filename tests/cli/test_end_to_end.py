@@ -168,7 +168,7 @@ def test_decode_many(place: Path, feed, capsys: pytest.CaptureFixture[str]) -> N
     ("data", "number", "reason"),
     [
         (b"a b\n\nc\n", 2, "blank"),
-        (b"a b\nc\n\xff\xfe\n", 3, "isn't UTF-8 (byte 1)"),
+        (b"a b\nc\n\xff\xfe\n", 3, "is not UTF-8 (byte 1)"),
         (b"a\0b\n", 1, "NUL"),
         (b"\xef\xbb\xbfa b\n", 1, "byte order mark"),
     ],

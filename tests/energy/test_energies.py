@@ -112,7 +112,7 @@ def test_batched_energies_equal_one_by_one(name: str, kind: Any) -> None:
 
 @MODELS
 @KINDS
-@pytest.mark.parametrize("rows", [1, 2, 5, 7])
+@pytest.mark.parametrize("rows", [1, 5])
 def test_micro_batches_change_nothing(name: str, kind: Any, rows: int) -> None:
     model, batch = models()[name]
     tokens = rows_of(batch, 3, 6)

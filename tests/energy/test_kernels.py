@@ -34,6 +34,7 @@ from unforced.ops import random_streams
 from unforced.types import Batch, Sizes, Symbols
 
 EXACT = 1e-12
+slow = pytest.mark.slow
 VARIANTS: dict[str, dict[str, Any]] = {
     "single": {},
     "hot": {"temperature": 2.0},
@@ -62,9 +63,20 @@ def wrong(chains: MetropolisWalk, size: int = 5, **rest: Any) -> float:
     return violations(chains, chains.batch, size, chains.options.energy, **rest).worst
 
 
-@pytest.mark.parametrize("model", [TableModel, WithFeaturesAt])
-@pytest.mark.parametrize("kind", ["raw", "local"])
-@pytest.mark.parametrize("name", VARIANTS)
+CASES = [
+    (name, kind, model) for name in VARIANTS for kind in ("raw", "local") for model in (TableModel, WithFeaturesAt)
+]
+QUICK = [
+    ("single", "local", WithFeaturesAt),
+    ("hot nucleus", "raw", WithFeaturesAt),
+    ("block", "local", TableModel),
+    ("target block", "raw", TableModel),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "model"), [*QUICK, *(pytest.param(*case, marks=slow) for case in CASES if case not in QUICK)]
+)
 def test_detailed_balance_and_stationarity_are_exact(name: str, kind: Any, model: type[TableModel]) -> None:
     """Strings of two and of three letters in one batch: every block is reversible, every sweep leaves exp(−E/T)/Z alone."""
     fields = VARIANTS[name]
@@ -72,12 +84,13 @@ def test_detailed_balance_and_stationarity_are_exact(name: str, kind: Any, model
     assert wrong(chains, target=fields.get("target", 1.0)) < EXACT
 
 
-@pytest.mark.parametrize("kind", ["raw", "local"])
+@pytest.mark.parametrize("kind", [pytest.param("raw", marks=slow), "local"])
 def test_exact_with_an_end_symbol_and_sources(kind: Any) -> None:
     batch = ended([[3, 4], [5], [4, 4]], sources=[[1, 2], [3], [2]])
     assert wrong(walk(batch, TableModel(6), energy=kind), 6) < EXACT
 
 
+@slow
 def test_exact_with_four_letters_and_random_blocks() -> None:
     moves = {"energy": "raw", "block": 2, "temperature": 1.3, "nucleus": 0.95}
     assert wrong(walk(letters(4, [3]), TableModel(6, seed=2), **moves), 6) < EXACT
@@ -118,7 +131,9 @@ def test_forced_acceptance_ends() -> None:
     assert max(rates[2:]) < 0.95
 
 
-@pytest.mark.parametrize("name", ["single", "cold", "nucleus", "hot block"])
+@pytest.mark.parametrize(
+    "name", ["single", *(pytest.param(each, marks=slow) for each in ("cold", "nucleus", "hot block"))]
+)
 def test_degenerate_gibbs_fails_the_same_check(name: str) -> None:
     chains = GibbsWalk(Gibbs(**VARIANTS[name]), TableModel(5), letters(3, [2, 3]))
     for kind in ("raw", "local"):
@@ -152,7 +167,7 @@ def test_free_conditionals_that_belong_to_no_joint_distribution() -> None:
             assert wrong(walk(pair_batch(), Pair(), energy=kind, **fields), 2) < EXACT
 
 
-@pytest.mark.parametrize("fields", [{}, {"nucleus": 0.8}, {"temperature": 1.4}])
+@pytest.mark.parametrize("fields", [{"nucleus": 0.8, "temperature": 1.4}])
 def test_tokens_are_drawn_with_the_probabilities_that_count(fields: dict[str, Any]) -> None:
     """The share of [0, 1) that leads to a token is q: the draw changes at its edges and nowhere else."""
     chains = walk(letters(3, [2, 3]), **fields)
@@ -285,9 +300,12 @@ CHAINS: dict[str, MetropolisHastings | Gibbs] = {
     "gibbs": Gibbs(temperature=0.8),
     "block gibbs": Gibbs(block=3, nucleus=0.9, order="left_to_right"),
 }
+QUICK_CHAINS = ("local", "block", "block gibbs")
+
+SOME_CHAINS = [*QUICK_CHAINS, *(pytest.param(name, marks=slow) for name in CHAINS if name not in QUICK_CHAINS)]
 
 
-@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize("name", SOME_CHAINS)
 def test_the_same_as_the_plain_loop_for_the_same_random_numbers(name: str) -> None:
     """Sentences of five lengths, with sources, two chains of each, in small micro-batches."""
     batch = ended(
@@ -312,8 +330,8 @@ def test_the_same_as_the_plain_loop_for_the_same_random_numbers(name: str) -> No
     )
 
 
-@pytest.mark.parametrize("table", [TableModel, WithFeatures])
-@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize("table", [pytest.param(TableModel, marks=slow), WithFeatures])
+@pytest.mark.parametrize("name", SOME_CHAINS)
 def test_chains_go_on_bit_by_bit_from_any_state(name: str, table: type[TableModel]) -> None:
     batch, model = ended([[3, 4, 5, 3], [4, 5], [5]]), table(6)
     kernel, rng = CHAINS[name].kernel(model, batch), generator(4)
@@ -357,8 +375,8 @@ def frequencies(tokens: Tensor, states: Tensor) -> list[int]:
     "moves",
     [
         MetropolisHastings(energy="local", rows=8000),
-        MetropolisHastings(energy="raw", block=2, temperature=1.5, rows=8000),
-        MetropolisHastings(energy="raw", order="left_to_right", rows=8000),
+        pytest.param(MetropolisHastings(energy="raw", block=2, temperature=1.5, rows=8000), marks=slow),
+        pytest.param(MetropolisHastings(energy="raw", order="left_to_right", rows=8000), marks=slow),
     ],
     ids=["local", "raw blocks", "left to right"],
 )
@@ -466,6 +484,7 @@ def test_networks(kind: Any) -> None:
             model.train()
 
 
+@slow
 def test_exact_for_the_field() -> None:
     torch.manual_seed(4)
     field = Field(hidden=4, embedding=3).build(Sizes(target=5)).double()

@@ -164,7 +164,11 @@ def sound(moves: MetropolisHastings) -> float:
     return worst(MetropolisWalk, moves)
 
 
-@pytest.mark.parametrize(("bug", "fields"), BUGS, ids=[f"{bug.__name__}-{f}" for bug, f in BUGS])
+@pytest.mark.parametrize(
+    ("bug", "fields"),
+    [BUGS[0], *(pytest.param(*case, marks=pytest.mark.slow) for case in BUGS[1:])],
+    ids=[f"{bug.__name__}-{fields}" for bug, fields in BUGS],
+)
 def test_a_planted_bug_is_caught(bug: type[MetropolisWalk], fields: dict[str, Any]) -> None:
     moves = MetropolisHastings(**fields)
     assert sound(moves) < 1e-12

@@ -11,6 +11,7 @@ from unforced.errors import InputError, nearest
 from unforced.recipes.fields import fields_of, pick, to_mapping
 from unforced.recipes.recipe import Recipe, merge, parse_overrides
 from unforced.registry import REGISTRY, name_of, resolve
+from unforced.tasks.files import decode_line
 from unforced.training.loading import fastest_device, load_with_recipe
 from unforced.types import Example
 
@@ -57,7 +58,7 @@ def decode_lines(
     waiting: list[tuple[int, Any]] = []
     for number, line in enumerate(lines, start=1):
         try:
-            waiting.append((number, codec.parse(text_of(line, number))))
+            waiting.append((number, codec.parse(decode_line(line, number))))
         except InputError as error:
             yield from outputs(waiting) if waiting else ()
             raise InputError(f"standard input:{number}: {error}") from None
@@ -82,16 +83,3 @@ def choose(single: Recipe, method: str, options: Sequence[str], nbest: int) -> A
             raise InputError(f"{name} gives one output of a source, not {nbest}")
         changes[copies[0]] = nbest
     return pick("decoders", merge(fields, changes) | {"method": name}, method, "method")
-
-
-def text_of(line: bytes, number: int) -> str:
-    """The text of a line of bytes without its end; the sentence of an error doesn't say where, the caller does."""
-    if number == 1 and line.startswith(b"\xef\xbb\xbf"):
-        raise InputError("the input starts with a byte order mark")
-    if b"\0" in line:
-        raise InputError("there is a NUL byte in the line")
-    try:
-        text = line.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(f"the line isn't UTF-8 (byte {error.start + 1})") from None
-    return text.removesuffix("\n").removesuffix("\r")

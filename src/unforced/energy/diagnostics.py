@@ -65,7 +65,8 @@ def rank_normalized(values: Tensor) -> Tensor:
     below = torch.searchsorted(ordered, flat.contiguous(), right=False)
     up_to = torch.searchsorted(ordered, flat.contiguous(), right=True)
     ranks = (below + up_to + 1).double() / 2
-    return torch.special.ndtri((ranks - 0.375) / (flat.shape[-1] + 0.25)).view(values.shape)
+    quantiles: Tensor = torch.special.ndtri((ranks - 0.375) / (flat.shape[-1] + 0.25))
+    return quantiles.view(values.shape)
 
 
 def potential_reduction(values: Tensor) -> Tensor:
@@ -115,7 +116,8 @@ def autocovariance(values: Tensor) -> Tensor:
     n = values.shape[-1]
     centred = values - values.mean(dim=-1, keepdim=True)
     spectrum = torch.fft.rfft(centred, n=2 * n)
-    return torch.fft.irfft(spectrum.abs().square(), n=2 * n)[..., :n] / n
+    sums: Tensor = torch.fft.irfft(spectrum.abs().square(), n=2 * n)[..., :n]
+    return sums / n
 
 
 def stuck(moved: Tensor, last: int) -> Tensor:

@@ -1,39 +1,35 @@
-"""Chains over their sweeps: the energy of each, and how many proposals were taken."""
+"""Plots of Markov chains: energies, acceptance rates and scores by sweep."""
 
 from pathlib import Path
 
 from torch import Tensor
 
-from unforced.chains import results
-from unforced.chains.chains import ChainFolder, Traces
-from unforced.chains.results import Scores
+from unforced.chains.results import PICTURE, ChainFolder, Scores, Traces
 from unforced.errors import InputError
 from unforced.reports.figures import Line, Panel, check_picture, draw_panels
 
-PICTURE = "traces.svg"  # beside the chains
-MOST = 20  # lines of chains on a panel; with more chains, the first of them
+MOST = 20  # chains that are drawn
 
 
 def plot_folder(folder: Path, path: Path | None = None) -> Path:
-    """Draw the chains that a folder holds, as far as they have come; beside them unless ``path`` says where."""
+    """Plot the chains in a folder, up to the last finished sweep; into FOLDER/traces.svg if ``path`` is None."""
     if path is not None:
         check_picture(path)
     chains = ChainFolder(folder)
     info = chains.info()
-    burn_in, scores = int(info.get("burn_in", 0)), results.read(folder)
-    where = folder / PICTURE if path is None else path
-    return plot_traces(chains.traces(), int(info["chains"]), where, burn_in=burn_in, scores=scores)
+    burn_in, where = int(info.get("burn_in", 0)), folder / PICTURE if path is None else path
+    return plot_traces(chains.traces(), int(info["chains"]), where, burn_in=burn_in, scores=chains.output_scores())
 
 
 def plot_traces(traces: Traces, chains: int, path: Path, *, burn_in: int = 0, scores: Scores | None = None) -> Path:
-    """Draw energies and rates over sweeps, and a panel for each metric that outputs are graded by.
+    """Plot energies and rates by sweep, and a panel for each metric of the outputs.
 
-    There is a line for chain 1, 2, … of the examples, the mean over examples where there are several. Acceptance is the share
-    of proposals that were accepted, the novel-transition rate the share that changed the sequence as well.
+    There is a line for chain 1, 2, …, averaged over examples. Acceptance is the share of accepted proposals. Novel
+    transitions are the share of proposals that changed the sequence.
     """
     check_picture(path)
     if not len(traces.energy):
-        raise InputError("there is no sweep to draw yet")
+        raise InputError("the chains have no finished sweep to plot")
     sweeps = [float(n) for n in range(1, len(traces.energy) + 1)]
     by_chain = traces.energy.double().unflatten(1, (-1, chains)).mean(dim=1)  # [N,M]
     energies = [Line(f"chain {k + 1}", sweeps, by_chain[:, k].tolist()) for k in range(min(chains, MOST))]
@@ -55,7 +51,7 @@ def plot_traces(traces: Traces, chains: int, path: Path, *, burn_in: int = 0, sc
 
 
 def share(part: Tensor, whole: Tensor) -> list[float]:
-    """Σ over chains of one count by that of another, for each sweep.
+    """Return the ratio of two counts summed over chains, for each sweep.
 
     >>> import torch
     >>> share(torch.tensor([[1, 0], [2, 2]]), torch.tensor([[2, 2], [2, 2]]))

@@ -86,6 +86,23 @@ def _open(path: Path) -> IO[bytes]:
     return io.BufferedReader(gzip.open(path, "rb"), 2**20)  # lines at C speed
 
 
+def decode_line(line: bytes, number: int) -> str:
+    """Return the text of a line without its line end; an `InputError` does not say where, the caller does.
+
+    >>> decode_line(b"eins\\r\\n", 1)
+    'eins'
+    """
+    if number == 1 and line.startswith(BOM):
+        raise InputError("the input starts with a byte order mark")
+    if b"\0" in line:
+        raise InputError("there is a NUL byte in the line")
+    try:
+        text = line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"the line is not UTF-8 (byte {error.start + 1})") from None
+    return text.removesuffix("\n").removesuffix("\r")
+
+
 def _text(raw: bytes, path: Path, number: int) -> str:
     if number == 1 and raw.startswith(BOM):
         raise InputError(f"{path}:1: the file starts with a byte order mark; save it as UTF-8 without one.")

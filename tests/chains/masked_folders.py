@@ -22,7 +22,7 @@ PAIRS = [("ab", "c d"), ("ba", "d c"), ("aab", "c c d"), ("b", "d"), ("abab", "c
 SMALL = {"width": 8, "heads": 2, "feedforward": 12, "dropout": 0.0}
 
 
-def restless(model: nn.Module, scale: float = 0.4) -> nn.Module:
+def random_weights(model: nn.Module, scale: float = 0.4) -> nn.Module:
     """Random weights that make scores differ, but let chains move."""
     rng = torch.Generator().manual_seed(11)
     with torch.no_grad():
@@ -44,7 +44,7 @@ def write_run(folder: Path, task: dict[str, Any], model: dict[str, Any], scale: 
         }
     ).single()
     codec = recipe.task.fit(recipe.task.read("train"))
-    network = restless(build_network(recipe.model, codec), scale)
+    network = random_weights(build_network(recipe.model, codec), scale)
     RunFolder(folder).create(recipe=recipe.to_toml(), info={"seed": 1}, codec=codec.to_json())
     checkpoint = Checkpoint(model_tensors(network), {}, {}, {"step": 1})
     checkpoints.publish(folder / "checkpoints", step_name(1), checkpoint)
@@ -99,7 +99,7 @@ def huggingface_folder(folder: Path, *, positions: int = 32, **save: Any) -> Pat
         pad_token_id=0,
     )
     torch.manual_seed(3)
-    network = restless(tf.BertForMaskedLM(config))
+    network = random_weights(tf.BertForMaskedLM(config))
     network.save_pretrained(folder, **save)
     tokenizer.save_pretrained(folder)
     return folder

@@ -71,10 +71,21 @@ def plain_log_probs(model: Any, batch: Batch, b: int, masking: str, over: str) -
     return found
 
 
-@pytest.mark.parametrize("masking", ["single", "left_to_right", "whole"])
-@pytest.mark.parametrize(("over", "tokens"), [("all", 1), ("all", 4096), ("allowed", 7)])
-def test_against_a_pass_for_each_token(case: tuple[Any, Batch], masking: Any, over: Any, tokens: int) -> None:
-    model, batch = case
+CASES = [
+    (name, masking, over, tokens)
+    for name in ("table", "field", "masked", "conditional")
+    for masking in ("single", "left_to_right", "whole")
+    for over, tokens in (("all", 1), ("all", 4096), ("allowed", 7))
+]
+QUICK = CASES[2:36:5]  # every model and masking
+
+
+@pytest.mark.parametrize(
+    ("name", "masking", "over", "tokens"),
+    [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in CASES if case not in QUICK)],
+)
+def test_against_a_pass_for_each_token(name: str, masking: Any, over: Any, tokens: int) -> None:
+    model, batch = models()[name]
     found = token_scores(model, batch, numbers(batch), masking, over, tokens)
     alone_ = pseudo_log_likelihood(model, batch, numbers(batch), masking, over, tokens)
     torch.testing.assert_close(alone_, found.log_probs, rtol=0, atol=1e-12)
@@ -191,7 +202,10 @@ def bare_models() -> dict[str, Callable[[], Any]]:
     }
 
 
-@pytest.mark.parametrize("name", ["bert", "roberta", "distilbert", "modernbert", "electra", "albert", "deberta"])
+OTHERS = ("roberta", "distilbert", "modernbert", "electra", "albert", "deberta")
+
+
+@pytest.mark.parametrize("name", ["bert", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
 def test_only_masked_positions_of_hugging_face_models_are_projected(name: str) -> None:
     from unforced.huggingface.batches import make_batch
     from unforced.huggingface.wrap import wrap

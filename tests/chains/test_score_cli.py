@@ -108,7 +108,7 @@ def test_whole_words_matter_where_words_have_pieces(root: Path) -> None:
 def test_letters_are_no_words(root: Path, monkeypatch, capsys) -> None:
     feed(monkeypatch, "abca\n")
     assert main(["score", str(root / "field-0.4"), "--whole-words"]) == 2
-    assert "does not say which pieces make up a word" in capsys.readouterr().err
+    assert "does not know which tokens form a word" in capsys.readouterr().err
 
 
 def test_plain_lines(root: Path, monkeypatch, capsys) -> None:
@@ -151,7 +151,7 @@ def test_energy_of_hugging_face_is_by_the_models_own_forward(root: Path) -> None
     [
         ("masked-words", "a cat\n\na dog\n", "standard input:2: the line is blank", 1),
         ("masked-words", "a cat\na zebra sleeps\n", "standard input:2: 'zebra' is not in the model's vocabulary", 1),
-        ("masked-words", b"a cat\n\xff\n", "standard input:2: the line isn't UTF-8", 1),
+        ("masked-words", b"a cat\n\xff\n", "standard input:2: the line is not UTF-8", 1),
         ("conditional", "ab\tc d\nab c\n", "standard input:2: the line has no tab", 1),
         ("conditional", "ab\t \n", "standard input:1: the line is blank", 0),
         ("conditional", "ab\tc x\n", "standard input:1: 'x' is not in the model's vocabulary", 0),
@@ -160,8 +160,8 @@ def test_energy_of_hugging_face_is_by_the_models_own_forward(root: Path) -> None
         ("bert", "the cat\n \n", "standard input:2: the line is blank", 1),
         ("bert", "the zebra sleeps\n", "standard input:1: 'zebra' is not in the model's vocabulary", 0),
         ("bert", "the [MASK] sleeps\n", "standard input:1: the line has the special token [MASK]", 0),
-        ("bert", "[SEP]\n", "standard input:1: the line has nothing but special tokens", 0),
-        ("bert", "the " * 40 + "\n", "standard input:1: the line has 42 pieces where the model takes at most 32", 0),
+        ("bert", "[SEP]\n", "standard input:1: the line has only special tokens", 0),
+        ("bert", "the " * 40 + "\n", "standard input:1: the line has 42 tokens, but the model accepts at most 32", 0),
     ],
 )  # fmt: skip
 def test_a_bad_line_is_one_sentence(name, text, complaint, before, root, monkeypatch, capsys) -> None:
@@ -195,13 +195,13 @@ def test_what_is_no_masked_model(root: Path, tmp_path: Path, monkeypatch, capsys
     (tmp_path / "coded" / "config.json").write_text(json.dumps(config))
     (tmp_path / "empty").mkdir()
     complaints = {
-        "causal": "which is no masked model",
-        "gpt2": "holds a GPT2LMHeadModel, which is no masked model",
-        "headless": "holds a BertModel, which is no masked model",
+        "causal": "which is not a masked model",
+        "gpt2": "holds a GPT2LMHeadModel, which is not a masked model",
+        "headless": "holds a BertModel, which is not a masked model",
         "pickled": "has pickled weights (.bin), which are not read",
         "coded": "names code of its own (auto_map), which is not run",
-        "empty": "is neither a run folder nor one that transformers saved",
-        "absent": "is neither a run folder nor one that transformers saved",
+        "empty": "is neither a run folder nor a folder saved by transformers",
+        "absent": "is neither a run folder nor a folder saved by transformers",
     }
     for name, complaint in complaints.items():
         feed(monkeypatch, "the cat\n")
