@@ -144,7 +144,7 @@ def test_what_cannot_be_drawn(tmp_path: Path, monkeypatch, capsys) -> None:
         "absent: holds no chains": ["traces", "absent"],
         "the discontinuity is drawn of no folder": ["discontinuity", "absent"],
         "discontinuity.svg is there already": ["discontinuity"],
-        "ends in .svg, .png, .pdf": ["traces", "absent", "-o", "x.gif"],
+        "must end in .svg, .png, .pdf": ["traces", "absent", "-o", "x.gif"],
     }
     for complaint, words in complaints.items():
         assert main(["plot", *words]) == 2
