@@ -199,7 +199,7 @@ def test_what_is_no_masked_model(root: Path, tmp_path: Path, monkeypatch, capsys
         "gpt2": "holds a GPT2LMHeadModel, which is not a masked model",
         "headless": "holds a BertModel, which is not a masked model",
         "pickled": "has only pickled weights (.bin)",
-        "coded": "names code of its own (auto_map), which is not run",
+        "coded": "names code of its own (auto_map)",
         "empty": "is neither a run folder nor a folder saved by transformers",
         "absent": "is neither a run folder nor a folder saved by transformers",
     }
