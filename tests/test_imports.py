@@ -35,9 +35,7 @@ ROOMS = [
     "cli",
 ]
 # imports still to be turned round
-BACKWARDS = {
-    ("recipes.fields", "registry"),
-}
+BACKWARDS = {("recipes.fields", "registry")}
 
 
 def imports(path: Path) -> set[str]:
