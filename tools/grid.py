@@ -17,9 +17,8 @@ from typing import Any
 
 from unforced import api
 from unforced.errors import InputError
-from unforced.experiments.runs import flatten
 from unforced.recipes import earlier
-from unforced.recipes.recipe import BODY, Recipe, load
+from unforced.recipes.recipe import BODY, Recipe, flatten, load
 from unforced.training.run_folder import RunFolder
 
 ROOT = Path(__file__).resolve().parent.parent

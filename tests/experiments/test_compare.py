@@ -1,6 +1,7 @@
 """Comparisons with a stand-in for training: which runs are made, kept and refused, and what the numbers are."""
 
 import json
+import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -21,7 +22,8 @@ from unforced.recipes.recipe import Recipe, load
 from unforced.reports.page import write_comparison_page
 from unforced.tasks.text import Pairs
 from unforced.training import run_folder
-from unforced.training.run_identity import file_digest, learnt_from
+from unforced.training.run_folder import FORMAT
+from unforced.training.run_identity import expected_facts, training_data_fact
 
 HEAD = """
 name = "{name}"
@@ -78,15 +80,11 @@ class Stub:
         self.errors, self.fail = errors or {}, fail
         self.trained: list[str] = []
         self.scored: list[tuple[str, list[tuple[str, str]]]] = []
-        self.starts: dict[str, str | None] = {}
-        self.teachers: dict[str, str | None] = {}
 
     def make(self, run: Planned, quiet: bool) -> None:
         name, folder = run.folder.name, run.folder
         if not (folder / "finished.json").is_file():
             self.trained.append(name)
-            self.starts[name] = run.recipe.training.warm_start
-            self.teachers[name] = getattr(run.recipe.objective, "teacher", None)
             begin(run)
             if name in self.fail:
                 raise RuntimeError("the loss is\nnot a number")
@@ -128,8 +126,13 @@ def begin(run: Planned) -> None:
     """Write a run folder as training leaves it before its end."""
     run.folder.mkdir(parents=True, exist_ok=True)
     (run.folder / "recipe.toml").write_text(run.recipe.to_toml())
-    info = {"name": run.recipe.name, "variant": run.recipe.baseline, "seed": run.seed}
+    train = run.recipe.task.read("train")
+    codec = run.recipe.task.fit(train)
+    digest = training_data_fact([codec.encode(example) for example in train])
+    facts = expected_facts(run.recipe) | {"training data": digest}
+    info = {"format": FORMAT, "name": run.recipe.name, "variant": run.recipe.baseline, "seed": run.seed, "facts": facts}
     (run.folder / "run.json").write_text(json.dumps(info))
+    (run.folder / "codec.json").write_text(json.dumps(codec.to_json()))
     events = [{"kind": "train", "step": s, "loss": 1 / s, "nll": 1 / s} for s in (10, 20)]
     (run.folder / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
 
@@ -187,8 +190,10 @@ def test_each_file_of_a_run_is_read_once(write: Write, tmp_path: Path, monkeypat
     seeds = write(overrides=["seeds=[1, 2, 3]"])
     Stub().compare([seeds], tmp_path / "runs", publish=publish)
     assert rendered == [1, 2, 3, 4, 5, 6]
-    files = [path for path in (tmp_path / "runs/toy").glob("*/*") if path.suffix in (".json", ".jsonl", ".toml")]
-    assert {str(path) for path in files} <= read.keys()
+    names = ("run.json", "recipe.toml", "metrics.jsonl", "finished.json", "scores/test-beam.json")
+    assert {
+        str(tmp_path / f"runs/toy/label_smoothing-{seed}/{name}") for seed in (1, 2, 3) for name in names
+    } <= read.keys()
     assert max(read.values()) == 1
     read.clear()
     Stub().compare([seeds], tmp_path / "runs", publish=publish)  # all runs exist
@@ -289,8 +294,6 @@ def test_runs_come_after_those_that_they_need(write: Write, tmp_path: Path, monk
         "no model is above 90",
     )
     assert stub.trained[:3] == ["cross_entropy-1", "label_smoothing-1", "taught-1"]
-    assert stub.teachers["taught-2"] == str(tmp_path / "runs/toy/cross_entropy-2")
-    assert stub.starts["taught-2"] == str(tmp_path / "runs/toy/label_smoothing-2")
     moved = (tmp_path / "runs").rename(tmp_path / "moved")
     again = Stub()
     again.compare([recipe], moved)
@@ -355,45 +358,32 @@ def test_files_of_objectives_are_checked_before_training(write: Write, tmp_path:
         stub.compare([recipe], tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
     path.write_text("a 1 0\n")
-    stub.compare([recipe], tmp_path / "runs")
-    for seed in (1, 2):
-        run = tmp_path / "runs" / "toy" / f"near-{seed}" / "run.json"
-        run.write_text(json.dumps(json.loads(run.read_text()) | {"facts": {"file vectors.txt": file_digest(path)}}))
-    stub.compare([recipe], tmp_path / "runs")
+    for _ in range(2):
+        stub.compare([recipe], tmp_path / "runs")
     path.write_text("a 0 1\n")
-    with pytest.raises(InputError, match=r"near-1 was trained with other content of vectors\.txt"):
+    with pytest.raises(InputError, match=r"near-1 was trained with a different recipe: file vectors\.txt is"):
         stub.compare([recipe], tmp_path / "runs")
     path.unlink()  # the runs have finished
     stub.compare([recipe], tmp_path / "runs")
     assert len(stub.trained) == 4
 
 
-def remember(recipe: Recipe, run: Path) -> None:
-    """Write the digest of the training data into a run folder, as training does."""
-    train = recipe.task.read("train")
-    codec = recipe.task.fit(train)
-    facts = {"training data": learnt_from([codec.encode(example) for example in train])}
-    (run / "run.json").write_text(json.dumps(json.loads((run / "run.json").read_text()) | {"facts": facts}))
-    (run / "codec.json").write_text(json.dumps(codec.to_json()))
-
-
 def test_runs_trained_on_other_data_are_refused(write: Write, tmp_path: Path) -> None:
-    plain, stub, runs = write(""), Stub(), tmp_path / "runs"
-    stub.compare([plain], runs)
-    for seed in (1, 2):
-        remember(plain, runs / "toy" / f"cross_entropy-{seed}")
+    stub, runs = Stub(), tmp_path / "runs"
     stub.compare([write()], runs)
     with open(tmp_path / "train.tsv", "a") as file:
         file.write("word\ta b\n")
     stub.compare([write()], runs)  # all runs have finished
-    assert len(stub.trained) == 4
     more = SMOOTHED + '[[variants]]\nname = "third"\n'
     with pytest.raises(InputError, match="cross_entropy-1 was trained on different data than there are now"):
         stub.compare([write(more)], runs)
-    remember(plain, runs / "toy" / "cross_entropy-2")
+    shutil.rmtree(runs / "toy" / "cross_entropy-2")
+    for run in plan([write()], runs):
+        if run.folder.name == "cross_entropy-2":
+            stub.make(run, True)
     with pytest.raises(InputError, match=r"cross_entropy-2 and \S+cross_entropy-1 were trained on different data"):
         stub.compare([write()], runs)
-    assert len(stub.trained) == 4
+    assert len(stub.trained) == 5
 
 
 def test_length_bins_hold_all_examples() -> None:

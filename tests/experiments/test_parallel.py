@@ -228,9 +228,9 @@ def test_a_signal_is_passed_on_and_all_runs_save(tmp_path: Path, number: int) ->
     _, err = process.communicate(timeout=60)
     assert process.returncode == 128 + number
     for name in ("plain-1", "smoothed-1"):
-        lines = [line for line in err.decode().splitlines() if line.startswith(f"{name}: interrupted at step-")]
+        lines = [line for line in err.decode().splitlines() if line.startswith(f"{name}: interrupted, saved step-")]
         saved = RunFolder(folder / "toy" / name).checkpoints()[-1].name
-        assert [line.split()[3] for line in lines] == [f"{saved},"]
+        assert [line.split()[-1] for line in lines] == [saved]
         assert not locked(folder / "toy" / name)
 
 

@@ -26,21 +26,19 @@ PUBLISH_EVERY = 120.0  # seconds
 def make_run(run: Planned, quiet: bool) -> None:
     """Train a run or continue it, then decode and score what has no scores yet."""
     from unforced.training.evaluation import evaluate, write_evaluation
-    from unforced.training.loading import fastest_device
-    from unforced.training.loading import load as load_model
+    from unforced.training.loading import fastest_device, load
     from unforced.training.trainer import train
 
-    folder, recipe = RunFolder(run.folder), run.recipe
+    folder = RunFolder(run.folder)
     if folder.finished() is None:
-        resume = run.folder.is_dir() and any(run.folder.iterdir())
-        train(recipe, run.folder, resume=resume, quiet=quiet)
+        train(run.recipe, run.folder, resume=run.folder.is_dir() and any(run.folder.iterdir()), quiet=quiet)
     if not (missing := run.unscored()):
         return
-    model, fitted = load_model(run.folder, device=fastest_device())
+    model, fitted = load(run.folder, device=fastest_device())
     for split in dict.fromkeys(split for split, _ in missing):
         examples = fitted.task.read(split)
         for decoder in [name for each, name in missing if each == split]:
-            method = recipe.decoding[decoder]
+            method = run.recipe.decoding[decoder]
             final = split == "test"  # expensive metrics are not needed to choose by
             found = evaluate(model, fitted, examples, method, seed=run.seed, quiet=quiet, final=final)
             write_evaluation(folder, split, decoder, method, found, examples, fitted.codec)

@@ -14,7 +14,6 @@ from unforced.protocols import Split
 from unforced.recipes import earlier
 from unforced.recipes.recipe import Recipe
 from unforced.training.run_folder import RunFolder, differences
-from unforced.training.run_identity import DATA_FACTS, expected_facts, training_data_fact
 
 SPLITS: tuple[Split, ...] = ("dev", "test")
 
@@ -85,37 +84,40 @@ def _ordered(recipe: Recipe) -> dict[str, Recipe]:
 def existing_runs(planned: Sequence[Planned]) -> dict[Planned, Run]:
     """Read the planned runs that exist; raise `InputError` if any of them differs from the plan."""
     runs = {run: Run(run.folder, run.label) for run in planned if RunFolder(run.folder).exists()}
-    for run, found in runs.items():
-        changes = _changes(run, found)
-        if changes:
-            raise InputError(
-                f"{run.folder} was trained with a different recipe: {'; '.join(changes)}; "
-                "choose another root or remove the run"
-            )
     for run in planned:
-        if run not in runs:
-            expected_facts(run.recipe)  # raises an error if a file that the objective reads is missing
+        _check_recipe(run, runs.get(run))
     _check_references(planned)
     _check_training_data(planned, runs)
     return runs
 
 
-def _changes(run: Planned, found: Run) -> list[str]:
-    """How a run that exists differs from the plan. Decoders other than that of validation need no training."""
+def _check_recipe(run: Planned, found: Run | None) -> None:
+    """Raise `InputError` if the run was trained with a different recipe, or if the objective's files can't be read.
+
+    Decoders that were added since need no training.
+    """
+    from unforced.training.run_identity import DATA_FACTS, expected_facts
+
     try:
         now = expected_facts(run.recipe)
-    except InputError:
-        if found.finished:
-            return []  # a file that the objective reads is missing, but it is not read any more
-        raise
-    then = {key: value for key, value in found.folder.facts().items() if key not in DATA_FACTS}
+    except InputError as error:
+        if found and found.finished:
+            return  # the files are not read any more
+        raise InputError(f"{run.label}: {error}") from None
+    if found is None:
+        return
+    then = {key: value for key, value in found.facts.items() if key not in DATA_FACTS}
     changes = differences(then, now)
     for (split, decoder), table in found.scores.items():
         if split == "test" and decoder in run.recipe.decoding:
             options = json.loads(json.dumps(asdict(run.recipe.decoding[decoder])))
             scored = {key: value for key, value in table["options"].items() if key in options}
             changes += [f"decoding.{decoder}.{change}" for change in differences(scored, options) if scored]
-    return changes
+    if changes:
+        raise InputError(
+            f"{run.folder} was trained with a different recipe: {'; '.join(changes)}; "
+            "choose another root or remove the run"
+        )
 
 
 def _check_references(planned: Sequence[Planned]) -> None:
@@ -139,16 +141,18 @@ def _check_references(planned: Sequence[Planned]) -> None:
 
 def _check_training_data(planned: Sequence[Planned], runs: Mapping[Planned, Run]) -> None:
     """Raise `InputError` if runs of one task were trained on different data, or if the data differ from today's."""
+    from unforced.training.run_identity import training_data_fact
+
     first: list[tuple[Planned, str]] = []  # a run of each task, and the digest of its training data
     for run, found in runs.items():
-        digest = found.folder.facts()["training data"]
+        digest = found.facts["training data"]
         for other, before in first:
-            if other.recipe.task == run.recipe.task and digest not in (None, before):
+            if other.recipe.task == run.recipe.task and digest != before:
                 raise InputError(
                     f"{run.folder} and {other.folder} were trained on different data, so they can't be compared; "
                     "choose another root or remove one of them"
                 )
-        if digest is not None and all(other.recipe.task != run.recipe.task for other, _ in first):
+        if all(other.recipe.task != run.recipe.task for other, _ in first):
             first.append((run, digest))
     for run, digest in first:
         task = run.recipe.task

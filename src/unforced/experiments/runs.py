@@ -12,7 +12,7 @@ import numpy as np
 
 from unforced.errors import InputError
 from unforced.experiments.comparison import Comparison, read_comparison
-from unforced.training.run_folder import RunFolder
+from unforced.training.run_folder import FORMAT, RunFolder
 
 
 class Predictions(NamedTuple):
@@ -38,6 +38,14 @@ class Run:
         self.seed: int = self.info["seed"]
         self.label = label or self.variant
         self._predictions: dict[tuple[str, str], Predictions] = {}
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a run of the same recipe must share; see `unforced.training.run_identity`."""
+        if self.info.get("format") != FORMAT:
+            self.folder.check_format()
+        facts: dict[str, Any] = self.info["facts"]
+        return facts
 
     @cached_property
     def recipe_text(self) -> str:

@@ -22,7 +22,7 @@ class Display:
     ...     bar.move(3, note="loss 1.25")
     """
 
-    steps: "ClassVar[MutableSequence[int] | None]" = None  # updates made and planned, shared with another process
+    steps: "ClassVar[MutableSequence[int] | None]" = None  # gets updates made and planned, to show in another process
 
     def __init__(self, quiet: bool = False, console: Console | None = None) -> None:
         self.quiet = quiet
