@@ -16,7 +16,8 @@ from unforced.errors import InputError
 from unforced.experiments.compare import compare
 from unforced.experiments.comparison import read_comparison
 from unforced.experiments.plan import Planned, plan
-from unforced.experiments.statistics import length_bins
+from unforced.experiments.runs import Run
+from unforced.experiments.statistics import WIDE, WIDE_PERMUTATIONS, judge, length_bins, summarize
 from unforced.metrics.significance import paired_test
 from unforced.recipes.recipe import Recipe, load
 from unforced.reports.page import write_comparison_page
@@ -384,6 +385,21 @@ def test_runs_trained_on_other_data_are_refused(write: Write, tmp_path: Path) ->
     with pytest.raises(InputError, match=r"cross_entropy-2 and \S+cross_entropy-1 were trained on different data"):
         stub.compare([write()], runs)
     assert len(stub.trained) == 5
+
+
+def test_metrics_are_those_of_the_task(write: Write, tmp_path: Path) -> None:
+    """Other metrics in the scores are an error; metrics with many statistics get fewer permutations."""
+    recipe, folder = write(), tmp_path / "toy"
+    Stub().compare([recipe], tmp_path)
+    runs = [Run(path) for path in sorted(folder.glob("*-?"))]
+    summary = summarize(runs, name="toy")
+    metrics = {metric.name: metric for metric in recipe.task.metrics()}
+    with pytest.raises(InputError, match="were scored by error_rate, which is no metric of the task"):
+        judge(summary, runs, [metrics["exact_error"]])
+    for run in runs:
+        table = run.scores["dev", "greedy"]["metrics"]["error_rate"]
+        table["statistics"] = np.zeros((60, WIDE + 1))
+    assert judge(summary, runs, list(metrics.values()), samples=10).permutations == WIDE_PERMUTATIONS
 
 
 def test_length_bins_hold_all_examples() -> None:

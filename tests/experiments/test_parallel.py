@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from unforced.cli import main
+import unforced
 from unforced.errors import InputError
 from unforced.experiments.compare import compare
 from unforced.experiments.parallel import execute
@@ -112,7 +112,7 @@ def test_runs_wait_for_those_that_they_need_and_failures_stay_apart(
     jobs: int, tmp_path: Path, capfd: pytest.CaptureFixture[str], one_thread: None
 ) -> None:
     bad = "wrong" if jobs == 1 else "killed"
-    needs = {"done": (), bad: (), "a": (bad,), "first": (), "last": ("first", "done")}
+    needs = {"done": (), bad: (), "a": (bad,), "first": ("done",)}
     if jobs == 1:
         needs |= {"broken": ()}
     runs = planned(tmp_path, needs)
@@ -122,10 +122,8 @@ def test_runs_wait_for_those_that_they_need_and_failures_stay_apart(
     failures = {"wrong": "a file is missing", "broken": "a bug"}
     if jobs > 1:
         failures = {"killed": "its process was ended by SIGKILL"}
-    assert ended == {"first": "", "last": "", "a": f"it needs {bad}, which failed", **failures}
-    order = [outcome.run.label for outcome in outcomes]
-    assert order.index("first") < order.index("last")
-    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"first": "1", "last": "1"}
+    assert ended == {"first": "", "a": f"it needs {bad}, which failed", **failures}
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"first": "1"}
     out, err = capfd.readouterr()
     assert ("making first" in out) == (jobs == 1)
     assert ("first-1: making first" in err.splitlines()) == (jobs > 1)
@@ -133,6 +131,7 @@ def test_runs_wait_for_those_that_they_need_and_failures_stay_apart(
     assert f"[{len(runs)}/{len(runs)}]" in err
 
 
+@pytest.mark.slow
 def test_a_process_that_cannot_start_is_a_failed_run(tmp_path: Path) -> None:
     (outcome,) = execute(planned(tmp_path, {"a": ()}), Refuses(), jobs=2, display=Display(quiet=True))
     assert outcome.failure == "its process ended with code 3"
@@ -158,9 +157,10 @@ def results(root: Path) -> dict[str, bytes]:
 @pytest.mark.usefixtures("one_thread")
 def test_parallel_runs_equal_serial_runs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     recipe = str(write(tmp_path))
-    words = ["compare", recipe, "--variants", "plain,hot", "--root"]
-    assert main([*words, str(tmp_path / "one"), "--quiet"]) == 0
-    assert main([*words, str(tmp_path / "two"), "--jobs", "2"]) == 0
+    options: Any = {"variants": ["plain", "hot"], "samples": 20, "permutations": 20}
+    unforced.compare(recipe, root=tmp_path / "one", quiet=True, table=False, **options)
+    assert capfd.readouterr() == ("", "")
+    unforced.compare(recipe, root=tmp_path / "two", jobs=2, **options)
     out, err = capfd.readouterr()
     assert results(tmp_path / "two") == results(tmp_path / "one")
     assert len(results(tmp_path / "two")) == 2 * 3
@@ -175,7 +175,7 @@ def test_parallel_runs_equal_serial_runs(tmp_path: Path, capfd: pytest.CaptureFi
     moved = (tmp_path / "one").rename(tmp_path / "moved")
     (moved / "toy/hot-1/finished.json").unlink()
     (moved / "toy/hot-1/scores/test-greedy.json").unlink()
-    assert main([*words, str(moved)]) == 0
+    unforced.compare(recipe, root=moved, **options)
     err = capfd.readouterr().err
     assert "1 of 2 runs are finished already" in err
     assert "resuming from step-" in err
@@ -192,13 +192,11 @@ def test_refused_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not (tmp_path / "runs").exists()
 
 
-def begun(folder: Path, recipe: Path) -> "subprocess.Popen[bytes]":
-    """A comparison with two jobs that have saved a checkpoint."""
-    words = ["compare", str(recipe), "--root", str(folder), "--jobs", "2", "--variants", "plain,smoothed"]
+def begun(folder: Path, recipe: Path, names: tuple[str, ...]) -> "subprocess.Popen[bytes]":
+    """A comparison of these variants, which have saved checkpoints."""
+    words = ["compare", str(recipe), "--root", str(folder), "--jobs", "2", "--variants", ",".join(names)]
     process = subprocess.Popen([sys.executable, "-m", "unforced", *words], stderr=subprocess.PIPE)
-    wait_until(
-        lambda: all(RunFolder(folder / "toy" / f"{name}-1").checkpoints() for name in ("plain", "smoothed")), process
-    )
+    wait_until(lambda: all(RunFolder(folder / "toy" / f"{name}-1").checkpoints() for name in names), process)
     return process
 
 
@@ -220,29 +218,31 @@ def locked(folder: Path) -> bool:
 
 
 @linux
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
-def test_a_signal_is_passed_on_and_all_runs_save(tmp_path: Path, number: int) -> None:
+@pytest.mark.parametrize(
+    ("number", "names"),
+    [(signal.SIGTERM, ("plain",)), pytest.param(signal.SIGINT, ("plain", "smoothed"), marks=pytest.mark.slow)],
+)
+def test_a_signal_is_passed_on_and_runs_save(tmp_path: Path, number: int, names: tuple[str, ...]) -> None:
     folder = tmp_path / "runs"
-    process = begun(folder, write(tmp_path, epochs=5000))
+    process = begun(folder, write(tmp_path, epochs=5000), names)
     process.send_signal(number)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 128 + number
-    for name in ("plain-1", "smoothed-1"):
-        lines = [line for line in err.decode().splitlines() if line.startswith(f"{name}: interrupted, saved step-")]
-        saved = RunFolder(folder / "toy" / name).checkpoints()[-1].name
+    for name in names:
+        lines = [line for line in err.decode().splitlines() if line.startswith(f"{name}-1: interrupted, saved step-")]
+        saved = RunFolder(folder / "toy" / f"{name}-1").checkpoints()[-1].name
         assert [line.split()[-1] for line in lines] == [saved]
-        assert not locked(folder / "toy" / name)
+        assert not locked(folder / "toy" / f"{name}-1")
 
 
 @linux
 @pytest.mark.slow
 def test_runs_save_and_stop_if_the_parent_dies(tmp_path: Path) -> None:
-    folder = tmp_path / "runs"
-    process = begun(folder, write(tmp_path, epochs=5000))
+    folder, names = tmp_path / "runs", ("plain", "smoothed")
+    process = begun(folder, write(tmp_path, epochs=5000), names)
     process.kill()
     process.communicate()
-    for name in ("plain-1", "smoothed-1"):
-        run = folder / "toy" / name
+    for run in (folder / "toy" / f"{name}-1" for name in names):
         wait_until(lambda run=run: not locked(run))  # type: ignore[misc]
         assert RunFolder(run).finished() is None
         assert RunFolder(run).checkpoints()

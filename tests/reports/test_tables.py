@@ -9,7 +9,13 @@ import pytest
 
 from unforced.errors import InputError
 from unforced.experiments.comparison import Cell, Comparison, LengthBin, Measure, Row, RunState, read_comparison
-from unforced.reports.tables import comparison_markdown, comparison_notes, comparison_tables, print_comparison
+from unforced.reports.tables import (
+    comparison_markdown,
+    comparison_notes,
+    comparison_tables,
+    print_comparison,
+    print_table,
+)
 
 
 def cell(mean: float, change: float | None) -> Cell:
@@ -141,3 +147,17 @@ def test_output_is_plain_without_a_terminal(comparison: Comparison) -> None:
     assert "a|b<i>" in text
     assert "[−1.50, −0.50]" in text
     assert any("27.00 ± 0.25" in line and "baseline" in line for line in text.splitlines())
+
+
+def test_a_terminal_gets_the_same_cells(
+    comparison: Comparison, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "200")
+    out = io.StringIO()
+    print_comparison(comparison, out)
+    assert "\x1b" in out.getvalue()
+    assert any("a|b<i>" in line and "[−1.50, −0.50]" in line for line in out.getvalue().splitlines())
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    print_table(("name", "what"), [("a", "[bold]b[/bold]")])
+    assert "[bold]b[/bold]" in capsys.readouterr().out

@@ -14,6 +14,7 @@ from unforced.protocols import Split
 from unforced.recipes import earlier
 from unforced.recipes.recipe import Recipe
 from unforced.training.run_folder import RunFolder, differences
+from unforced.training.run_identity import DATA_FACTS, expected_facts, training_data_fact
 
 SPLITS: tuple[Split, ...] = ("dev", "test")
 
@@ -96,8 +97,6 @@ def _check_recipe(run: Planned, found: Run | None) -> None:
 
     Decoders that were added since need no training.
     """
-    from unforced.training.run_identity import DATA_FACTS, expected_facts
-
     try:
         now = expected_facts(run.recipe)
     except InputError as error:
@@ -141,8 +140,6 @@ def _check_references(planned: Sequence[Planned]) -> None:
 
 def _check_training_data(planned: Sequence[Planned], runs: Mapping[Planned, Run]) -> None:
     """Raise `InputError` if runs of one task were trained on different data, or if the data differ from today's."""
-    from unforced.training.run_identity import training_data_fact
-
     first: list[tuple[Planned, str]] = []  # a run of each task, and the digest of its training data
     for run, found in runs.items():
         digest = found.facts["training data"]
