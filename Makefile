@@ -15,12 +15,11 @@ $(READY): pyproject.toml constraints.txt
 	@touch $(READY)
 
 demo: $(READY)
-	$(BIN)/unforced compare g2p --root runs
-	$(BIN)/unforced compare digits --root runs
-	$(BIN)/unforced report runs/g2p runs/digits --output runs/report.html
+	$(BIN)/unforced compare streaming_g2p --jobs 2 --root runs
+	$(BIN)/unforced plot changes runs/streaming_g2p --output runs/streaming_g2p/changes.svg
 
 test: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadscope
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadgroup
 
 slow: $(READY)
 	$(BIN)/pytest -m slow

@@ -1,7 +1,7 @@
 """Copy generated tables into the pages of the documentation.
 
-A page holds `<!-- table: PATH -->` … `<!-- end table -->`; what stands between is replaced by the file at PATH, relative to
-the root of the project. `--check` changes nothing and exits with code 1 if a page is out of date.
+A page holds `<!-- table: PATH -->` … `<!-- end table -->`; the text between is replaced by the file at PATH, relative to
+the root of the project. `<!-- table: PATH METRIC -->` takes the table of one metric. `--check` changes nothing and exits with code 1 if a page is out of date.
 """
 
 import re
@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-BLOCK = re.compile(r"(<!-- table: (?P<path>\S+) -->\n).*?(<!-- end table -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- table: (?P<path>\S+)(?P<metric> \w+)? -->\n).*?(?P<end><!-- end table -->)", re.DOTALL)
 
 
 def filled(text: str) -> str:
@@ -19,7 +19,12 @@ def filled(text: str) -> str:
         path = ROOT / match["path"]
         if not path.is_file():
             sys.exit(f"a page shows {match['path']}, which does not exist")
-        return f"{match[1]}{path.read_text(encoding='utf-8').strip()}\n{match[3]}"
+        body = path.read_text(encoding="utf-8").strip()
+        if match["metric"]:
+            blocks = body.split("\n\n")  # a line that names the metric, its table, and so on
+            first = next(i for i, block in enumerate(blocks) if block.startswith(match["metric"].strip() + " ("))
+            body = "\n\n".join(blocks[first : first + 2])
+        return f"{match[1]}{body}\n{match['end']}"
 
     return BLOCK.sub(table, text)
 
