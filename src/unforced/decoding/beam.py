@@ -102,7 +102,8 @@ class Pool:
             if self.constraints.kind == "global":
                 return best > -torch.inf
             if self.length_penalty > 0:
-                return best / memory.limits**self.length_penalty > worst
+                highest: Tensor = best / memory.limits**self.length_penalty
+                return highest > worst
         return best / length**self.length_penalty > worst
 
 
