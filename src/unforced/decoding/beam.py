@@ -102,9 +102,9 @@ class Pool:
             if self.constraints.kind == "global":
                 return best > -torch.inf
             if self.length_penalty > 0:
-                highest: Tensor = best / memory.limits**self.length_penalty
-                return highest > worst
-        return best / length**self.length_penalty > worst
+                return best / memory.limits**self.length_penalty > worst
+        scale: float = length**self.length_penalty
+        return best / scale > worst
 
 
 class StayMemory(NamedTuple):
