@@ -99,8 +99,8 @@ def _tables() -> dict:
     vectors = np.random.default_rng(1).standard_normal((LARGE, WIDTH)).astype(np.float32)
     np.savez(path, words=np.array(names), vectors=vectors)
     codec = SimpleNamespace(symbols=Symbols(0, 1, 2, (0, 1)), sizes=Sizes(LARGE, LARGE), token_names=lambda: names)
-    known = TokenSmoothing(vectors=str(path)).fitted(codec, ()).known
-    kept = [known.there, known.units, *(known.near or ())]
+    table = TokenSmoothing(vectors=str(path)).fitted(codec, ()).table
+    kept = [table.covered, table.units, *(table.near or ())]
     mebibytes = sum(part.numel() * part.element_size() for part in kept if part is not None) / 2**20
     return row(
         f"token smoothing, V {LARGE:,}: MiB of tables",

@@ -11,7 +11,6 @@ import unforced
 
 ROOT = Path(unforced.__file__).parent
 ROOMS = [
-    "lazy",
     "errors",
     "options",
     "types",

@@ -55,7 +55,7 @@ def objective(name: str, fields: dict[str, Any]) -> Objective:
 
 
 def loss_of(made: Objective, model: Any, data: Any, seed: int = 3) -> Loss:
-    return made(model, data, progress=Progress(step=1), rng=torch.Generator().manual_seed(seed))
+    return unforced.fitted(made, model)(model, data, progress=Progress(step=1), rng=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize("name", NAMES)

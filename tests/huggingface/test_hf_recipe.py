@@ -19,7 +19,7 @@ from unforced.errors import InputError
 from unforced.huggingface.codec import TokenizerCodec
 from unforced.huggingface.model_spec import HuggingFace, PretrainedFolder, TokenizedTask
 from unforced.objectives.sequence_smoothing import SequenceSmoothing
-from unforced.objectives.smoothing.word_vectors import special, wordless
+from unforced.objectives.smoothing.token_roles import TokenRoles
 from unforced.recipes import recipe as recipes
 from unforced.types import Example
 
@@ -248,27 +248,27 @@ def test_what_smoothing_asks_of_a_tokenizer(place: Path) -> None:
     names = codec.token_names()
     wanted = {id for id, name in enumerate(names) if name in ("<pad>", "<s>", "</s>", "<unk>", "<mask>", "")}
     assert {names.index("<mask>"), names.index("<unk>")} <= wanted
-    assert special(codec) == wanted
+    assert TokenRoles.of(codec).special == wanted
     drawn = SequenceSmoothing(tau=1e6, mix=1.0).fitted(codec)
     batch = codec.collate([codec.encode(Example("a b", "a b c"))] * 64, range(64))
-    outputs = drawn.drawing.around(batch, codec.sizes.target).draw(torch.arange(64).unsqueeze(1))
+    outputs = drawn.proposal_of(batch).draw(torch.arange(64).unsqueeze(1))
     assert not set(outputs[:, 0, :-1].flatten().tolist()) & wanted
     unknown = names.index("<unk>")
-    assert wordless(codec) == wanted - {unknown}  # it stands for some word, and may give way to another
+    assert TokenRoles.of(codec).fixed == wanted - {unknown}  # it stands for some word, and may give way to another
     wrapped = unforced.wrap(tf.AutoModelForSeq2SeqLM.from_pretrained(place / "t5"), tokenizer=codec.tokenizer)
-    assert wordless(wrapped.vocabulary) == wanted - {unknown}
+    assert TokenRoles.of(wrapped.vocabulary).fixed == wanted - {unknown}
     flagged = HuggingFace(path=str(place / "t5")).codec()
     flagged.tokenizer.add_tokens(
         [tokenizers.AddedToken("to", special=True)]
     )  # without a role, as chat models' turns are
     turn = {names.index("to")}
     assert (
-        special(flagged)
-        == special(unforced.wrap(wrapped.model, tokenizer=flagged.tokenizer).vocabulary)
+        TokenRoles.of(flagged).special
+        == TokenRoles.of(unforced.wrap(wrapped.model, tokenizer=flagged.tokenizer).vocabulary).special
         == wanted | turn
     )
     codec.tokenizer.unk_token = codec.tokenizer.eos_token  # as GPT-2 has it
-    assert codec.symbols.eos in wordless(codec)
+    assert codec.symbols.eos in TokenRoles.of(codec).fixed
     assert codec.encode(Example("a", "b", ("b",))).references == ()
     assert set(codec.encode(Example("a", "b", ("b", "c"))).references) == {names.index("b"), names.index("c")}
 
@@ -279,10 +279,10 @@ def test_objectives_are_told_of_a_wrapped_model(place: Path) -> None:
     model = tf.AutoModelForSeq2SeqLM.from_pretrained(place / "t5")
     wrapped = unforced.wrap(model, tokenizer=codec.tokenizer)
     plain = unforced.objective("sequence_smoothing", tau=1e6)
-    assert unforced.fitted(plain, wrapped).known == plain.fitted(wrapped.vocabulary).known
+    assert unforced.fitted(plain, wrapped).roles == TokenRoles.of(wrapped.vocabulary)
     cider = unforced.objective("sequence_smoothing", reward="cider", tau=0.1, proposal_tau=0.3, samples=3)
     items = [{"labels": [5, 6, 7, 2]}, {"labels": [6, 7, -100, -100]}]
-    assert unforced.fitted(cider, wrapped, items).known.documents == (2, {(6,): 2, (7,): 2, (6, 7): 2})
+    assert unforced.fitted(cider, wrapped, items).documents == (2, {(6,): 2, (7,): 2, (6, 7): 2})
     with pytest.raises(InputError, match="none were given"):
         unforced.fitted(cider, wrapped)
     for wrong in (model, codec.tokenizer):

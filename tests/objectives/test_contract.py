@@ -2,6 +2,7 @@
 
 import inspect
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,12 +18,16 @@ from unforced.models.toy import Toy
 from unforced.models.transformer import Transformer
 from unforced.objectives.sequence_smoothing import SequenceSmoothing
 from unforced.objectives.token_smoothing import TokenSmoothing
+from unforced.protocols import fitted
 from unforced.registry import REGISTRY, resolve
-from unforced.types import Batch, Loss, Progress, Sizes, Symbols
+from unforced.types import Batch, Encoded, Loss, Progress, Sizes, Symbols
 
 SYMBOLS = Symbols(pad=0, bos=1, eos=2, banned=(0, 1))
 SIZES = Sizes(target=6, source=5)
 ALONE = Sizes(target=6)  # without a source
+NAMES = ("<pad>", "<bos>", "<eos>", "a", "b", "c")
+CODEC: Any = SimpleNamespace(symbols=SYMBOLS, sizes=SIZES, token_names=lambda: NAMES)
+EXAMPLES = [Encoded(None, [3, 4, 5, 2], (3, 4, 5)), Encoded(None, [4, 5, 2], (4, 5))]
 
 
 def fixed() -> torch.nn.Module:
@@ -164,7 +169,7 @@ def make_model(name: str, model_name: str) -> torch.nn.Module:
 
 
 def loss_of(name: str, fields: dict[str, Any], model: torch.nn.Module, batch: Batch, seed: int = 7) -> Loss:
-    objective = resolve("objectives", name)(**fields)
+    objective = fitted(resolve("objectives", name)(**fields), CODEC, EXAMPLES)
     return objective(
         model, batch, progress=Progress(step=5, epoch=1.5, total=10), rng=torch.Generator().manual_seed(seed)
     )

@@ -37,6 +37,9 @@ class CopyCodec:
         self.symbols = SYMBOLS
         self.sizes = Sizes(target=len(letters) + 3, source=len(letters) + 3)
 
+    def token_names(self) -> tuple[str, ...]:
+        return ()
+
     def encode(self, example: Example) -> Encoded:
         source = [self.letters.index(letter) + 3 for letter in example.source]
         target = [] if example.target is None else [self.letters.index(x) + 3 for x in example.target] + [2]

@@ -1,4 +1,4 @@
-"""Commands that train, evaluate, use and compare models."""
+"""Commands that train models, judge them and use them."""
 
 import os
 import shlex
@@ -29,22 +29,22 @@ def train(
     recipe
         Name of a built-in recipe, a TOML file, or a run folder to repeat.
     overrides
-        Settings such as training.epochs=3 or objective=label_smoothing.
+        Changes such as training.epochs=3 or objective=label_smoothing.
     run
-        Run folder (default: runs/RECIPE/VARIANT-SEED). With torchrun, which has its own --run, use -o.
+        The run folder; runs/RECIPE/VARIANT-SEED unless given. (Below torchrun, which has a --run of its own, use -o.)
     seed
-        Random seed (default: the recipe's first).
+        The recipe's first seed unless given.
     variant
-        Variant of the recipe (default: the recipe without its variants).
+        A variant of the recipe; the recipe as it stands unless given.
     resume
         Continue an interrupted run.
     quiet
-        Do not show progress.
+        Show no progress.
     """
     from unforced import api
 
     folder = api.train(recipe, *overrides, run=run, seed=seed, variant=variant, resume=resume, quiet=quiet)
-    if os.environ.get("RANK", "0") == "0":  # only one of several processes prints
+    if os.environ.get("RANK", "0") == "0":  # of several processes, one speaks
         print(folder)
 
 
@@ -64,13 +64,13 @@ def evaluate(
     run
         A run folder.
     split
-        Part of the data.
+        Which part of the data.
     decoder
-        One of the recipe's decoders (default: all of them).
+        One of the recipe's decoders; all of them unless given.
     checkpoint
         best, last, or the name of a checkpoint.
     quiet
-        Do not show progress.
+        Show no progress.
     """
     from unforced import api
 
@@ -89,24 +89,24 @@ def decode(
     batch: int = 32,
     seed: int = 1,
 ) -> None:
-    """Read one source per line from standard input and print one output per line.
+    """Read sources from standard input, a line each, and write an output for each.
 
     Parameters
     ----------
     run
         A run folder.
     options
-        Options of the decoder, such as beam=5.
+        Fields of the decoder, such as beam=5.
     method
-        Decoder of the run's recipe, or any decoder of "unforced list decoders".
+        A decoder of the run's recipe or of the catalogue.
     nbest
-        Number of outputs per source; with more than one, each line has the number of the source, the score and the output.
+        With more than one, write that many lines for a source: its number, the score and the output.
     checkpoint
         best, last, or the name of a checkpoint.
     batch
-        Number of lines decoded together.
+        Lines decoded together.
     seed
-        Random seed for decoders that sample.
+        For decoders that draw at random.
     """
     from unforced.cli.decode_stream import decode_lines
 
@@ -125,28 +125,28 @@ def compare(
     jobs: int = 1,
     quiet: bool = False,
 ) -> int:
-    """Train every variant of recipes with every seed, and compare their scores.
+    """Train every variant of recipes with every seed, and say which is better.
 
     Parameters
     ----------
     words
-        Recipes, and settings such as training.epochs=3 for all of them.
+        Recipes, and changes such as training.epochs=3 that hold for all of them.
     root
-        Folder of the runs; finished runs are kept, interrupted runs are continued.
+        Folder of the runs; finished runs found there are kept, interrupted ones continued.
     variants
-        Names of variants, separated by commas (default: all).
+        Only these, separated by commas.
     seeds
-        Random seeds, separated by commas (default: those of the recipe).
+        Only these, separated by commas.
     jobs
-        Number of runs at a time; they share the cores.
+        Runs that are made at a time, each with its share of the cores.
     quiet
-        Do not show progress.
+        Show no progress.
     """
     from unforced import api
 
     names = [word for word in words if "=" not in word]
     if not names:
-        raise InputError("compare needs a recipe: the name of a built-in one or a TOML file")
+        raise InputError("compare needs the name or the file of a recipe")
     overrides = [word for word in words if "=" in word]
     if seeds is not None:
         overrides.append(f"seeds=[{seeds}]")
@@ -167,14 +167,14 @@ def compare(
 
 
 def report(*runs: Path, output: Path = Path("report.html")) -> None:
-    """Write an HTML page about run folders.
+    """Write one offline page about run folders.
 
     Parameters
     ----------
     runs
-        Run folders, or folders that contain run folders.
+        Run folders, or folders that hold some.
     output
-        File to write; a name that ends in .md gets only the tables, as Markdown.
+        The page to write; a name that ends in .md gets the tables alone, as Markdown.
     """
     from unforced import api
 

@@ -1,5 +1,7 @@
 """Score given outputs: feed each token's predecessors and read the model's scores of the tokens."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -79,13 +81,21 @@ def token_log_probs(model: StepDecoder, features: Tensor, tokens: Tensor) -> Ten
     are in memory at once.
     """
 
-    def log_probs(features: Tensor, tokens: Tensor) -> Tensor:
-        return -F.cross_entropy(widened(model.score(features)), tokens, reduction="none")
+    def log_probs(features: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
+        return (-F.cross_entropy(widened(model.score(features)), tokens, reduction="none"),)
 
-    if len(tokens) <= CHUNK:
-        return log_probs(features, tokens)
+    return score_in_chunks(log_probs, features, tokens)[0]
+
+
+def score_in_chunks(
+    compute: Callable[[Tensor, Tensor], tuple[Tensor, ...]], features: Tensor, tokens: Tensor, limit: int = CHUNK
+) -> tuple[Tensor, ...]:
+    """Return ``compute(features [N,H], tokens [N])``, in checkpointed chunks if there are more than ``limit`` tokens."""
+    if len(tokens) <= limit:
+        return compute(features, tokens)
     parts = zip(features.split(CHUNK), tokens.split(CHUNK))
-    return torch.cat([checkpoint(log_probs, *part, use_reentrant=False) for part in parts])
+    chunks = [checkpoint(compute, *part, use_reentrant=False) for part in parts]
+    return tuple(torch.cat(values) for values in zip(*chunks))
 
 
 def advance_at(model: StepDecoder, state: DecoderState, inputs: Tensor, where: Tensor) -> Tensor:

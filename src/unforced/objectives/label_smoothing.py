@@ -1,8 +1,7 @@
-"""Uniform label smoothing (Szegedy et al. 2016) over the tokens a model may emit."""
+"""Label smoothing (Szegedy et al. 2016), uniform over the tokens that a model may emit."""
 
-import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -10,8 +9,8 @@ import torch.nn.functional as F
 
 from unforced.decoding.teacher_forcing import gold_scores
 from unforced.objectives.cross_entropy import token_metrics
-from unforced.objectives.smoothing.targets import emittable, massless, shared
-from unforced.objectives.smoothing.word_vectors import unused
+from unforced.objectives.smoothing.targets import expected_value
+from unforced.objectives.smoothing.token_roles import TokenRoles, token_mask, unused_ids
 from unforced.ops.masks import widened
 from unforced.options import Fraction, Options
 from unforced.protocols import StepDecoder
@@ -20,26 +19,17 @@ from unforced.types import Batch, Encoded, Loss, Progress
 
 @dataclass(frozen=True)
 class LabelSmoothing(Options):
-    """(1 − ε) · cross-entropy + ε · mean over emittable w of −log p(w | y*_<t, x).
+    """Minimise Σ_t [−(1 − ε) log p(y*_t | y*_<t, x) − ε mean_w log p(w | y*_<t, x)].
 
-    ``smoothing`` is ε. The uniform part leaves out ``symbols.banned``, the start symbol and padding, and ids that a codec has no
-    name for: nothing is smoothed onto a token that can't be emitted. ε = 0 is cross-entropy.
-
-    >>> LabelSmoothing(smoothing=0.1)
-    LabelSmoothing(smoothing=0.1)
+    The mean is over the tokens w that outputs may contain. Banned ids, padding and the start symbol are left out and,
+    after `fitted`, ids without a name and ids beyond the vocabulary.
     """
 
-    smoothing: Fraction = 0.1
-    # what ``fitted`` adds: ids that no output has, and how many tokens there are
-    never: frozenset[int] = field(default=frozenset(), init=False, repr=False, compare=False)
-    size: int | None = field(default=None, init=False, repr=False, compare=False)
+    smoothing: Fraction = 0.1  # ε: weight of the uniform distribution; 0 is cross-entropy
+    roles: TokenRoles | None = field(default=None, repr=False, compare=False)  # set by `fitted`
 
     def fitted(self, codec: Any, examples: Sequence[Encoded] = ()) -> "LabelSmoothing":
-        """The objective, knowing which ids of the vocabulary no output has."""
-        fitted = copy.copy(self)
-        object.__setattr__(fitted, "never", unused(codec))
-        object.__setattr__(fitted, "size", codec.sizes.target)
-        return fitted
+        return replace(self, roles=TokenRoles.of(codec))
 
     def __call__(self, model: StepDecoder, batch: Batch, *, progress: Progress, rng: torch.Generator) -> Loss:
         scores, gold = gold_scores(model, batch)
@@ -48,11 +38,13 @@ class LabelSmoothing(Options):
         metrics = token_metrics(scores, gold, nll)
         if not self.smoothing:
             return Loss(nll, metrics["nll"][1], metrics)
-        # mean_w −log p(w) = log Z − mean_w scores_w, so the [N,V] log-probabilities are never formed
-        without = self.never | massless(batch.symbols)
-        share = emittable(scores.shape[1], without, scores.device, self.size).to(scores.dtype)
+        excluded = unused_ids(batch.symbols) if self.roles is None else self.roles.unused
+        allowed = token_mask(scores.shape[1], excluded, scores.device)
+        if self.roles is not None:
+            allowed[self.roles.size :] = False
+        share = allowed.to(scores.dtype)
+        # mean_w −log p(w) = log Z − mean_w scores_w, so the [N,V] log-probabilities are never computed
         gold_score = scores.gather(-1, gold.unsqueeze(-1)).squeeze(-1)
-        mean_score = shared(scores, share / share.sum())
+        mean_score = expected_value(scores, share / share.sum())
         uniform = nll + (gold_score - mean_score).sum()  # Σ log Z = nll + Σ gold_score
-        total = (1 - self.smoothing) * nll + self.smoothing * uniform
-        return Loss(total, metrics["nll"][1], metrics)
+        return Loss((1 - self.smoothing) * nll + self.smoothing * uniform, metrics["nll"][1], metrics)

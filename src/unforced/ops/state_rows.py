@@ -45,14 +45,12 @@ def repeat(state: DecoderState, k: int) -> DecoderState:
     """Repeat each row k times."""
     if k == 1:
         return state
-    repeated: DecoderState = map_rows(lambda leaf: leaf.repeat_interleave(k, dim=0), state)
-    return repeated
+    return map_rows(lambda leaf: leaf.repeat_interleave(k, dim=0), state)
 
 
 def keep(state: DecoderState, rows: Tensor) -> DecoderState:
     """Select rows of the whole state, for example when examples leave the batch."""
-    kept: DecoderState = take(state, rows)
-    return kept
+    return take(state, rows)
 
 
 def reorder(state: DecoderState, rows: Tensor) -> DecoderState:

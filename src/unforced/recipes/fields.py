@@ -155,8 +155,8 @@ def options_of(hint: Any) -> tuple[Any, ...]:
 
 
 def fields_of(cls: type) -> tuple[Field[Any], ...]:
-    """Return the fields that the constructor takes."""
-    return tuple(field for field in fields(cls) if field.init)
+    """Return the fields that a user sets; fields without a representation hold what an object has learned."""
+    return tuple(field for field in fields(cls) if field.init and field.repr)
 
 
 def required(field: Field[Any]) -> bool:

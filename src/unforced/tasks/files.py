@@ -224,8 +224,10 @@ def read_conll(
 MAX_ARRAY_BYTES = 4 * 2**30
 
 
-def read_npz(path: str | Path, names: Sequence[str], optional: Sequence[str] = ()) -> dict[str, np.ndarray]:
-    """The arrays ``names`` of a file, and those of ``optional`` that it has.
+def read_npz(
+    path: str | Path, names: Sequence[str] | None = None, optional: Sequence[str] = ()
+) -> dict[str, np.ndarray]:
+    """Return the arrays ``names`` of a file and those of ``optional`` that it has, or all arrays without ``names``.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "a.npz"
@@ -237,6 +239,7 @@ def read_npz(path: str | Path, names: Sequence[str], optional: Sequence[str] = (
     try:
         with zipfile.ZipFile(path) as archive:
             sizes = {entry.filename.removesuffix(".npy"): entry.file_size for entry in archive.infolist()}
+        names = list(sizes) if names is None else names
         missing = [name for name in names if name not in sizes]
         if missing:
             found = ", ".join(sorted(sizes)) or "none"
@@ -248,7 +251,7 @@ def read_npz(path: str | Path, names: Sequence[str], optional: Sequence[str] = (
             return {name: arrays[name] for name in wanted}
     except FileNotFoundError:
         raise InputError(f"{path}: there is no such file.") from None
-    except (zipfile.BadZipFile, ValueError, EOFError) as error:
+    except (zipfile.BadZipFile, ValueError, EOFError, zlib.error) as error:
         raise InputError(f"{path}: the file is not a sound .npz of plain arrays ({error}).") from None
     except OSError as error:
         raise InputError(f"{path}: the file can't be read ({error.strerror or error}).") from None

@@ -1,1 +1,1 @@
-"""Parts shared by token-level and sequence-level loss smoothing."""
+"""Parts shared by the objectives of loss smoothing."""

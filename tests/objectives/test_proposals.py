@@ -1,4 +1,4 @@
-"""Distributions around the gold: draws and log-probabilities against enumeration."""
+"""Distributions of outputs near a target: draws and log-probabilities against enumeration."""
 
 import itertools
 import math
@@ -15,7 +15,16 @@ from scipy.stats import chisquare
 from torch import Tensor
 
 from unforced.objectives.smoothing.outputs import END, as_lists
-from unforced.objectives.smoothing.proposals import EditProposal, HammingProposal, Pool, editable
+from unforced.objectives.smoothing.proposals import (
+    COINS,
+    GAPS,
+    PICKS,
+    EditProposal,
+    HammingProposal,
+    Pool,
+    editable,
+    uniform_numbers,
+)
 from unforced.ops import random_streams
 from unforced.types import Batch, Symbols
 
@@ -68,15 +77,30 @@ def hamming_chances(gold: Sequence[int], pool: Sequence[int], tau: float) -> tup
     return {y: w / z for y, w in weights.items()}, math.log(z)
 
 
+def draw_stratified(proposal: HammingProposal, keys: Tensor) -> Tensor:
+    """Draw as the slides do: a distance from p(d) = C(T, d) a^d / Z, then positions, then substitutes."""
+    size, lengths = proposal.gold.shape[1], proposal.editable.sum(dim=1, keepdim=True).double()  # [B,1]
+    d = torch.arange(size + 1, dtype=torch.float64)
+    ways = torch.lgamma(lengths + 1) - torch.lgamma(d + 1) - torch.lgamma((lengths - d).clamp(min=0) + 1)
+    log_odds = proposal.log_odds.amax(dim=1, keepdim=True)
+    logs = (ways + torch.where(d > 0, d * log_odds, 0.0)).masked_fill(d > lengths, -torch.inf)  # [B,T+1]
+    weights = logs.softmax(dim=1).repeat_interleave(keys.shape[1], dim=0)
+    distance = random_streams.draw(weights, uniform_numbers(keys, GAPS, 1).flatten()).view_as(keys)
+    coins, picks = (uniform_numbers(keys, stream, size) for stream in (COINS, PICKS))
+    order = coins.masked_fill(~proposal.editable.unsqueeze(1), 2.0).argsort(dim=2).argsort(dim=2)
+    replaced = order < distance.unsqueeze(2)
+    return torch.where(replaced, proposal.pool.draw_other(proposal.gold, picks), proposal.gold.unsqueeze(1))
+
+
 GOLDS = [[3, 4, 3, 2], [5, 2], [4, 5, 2], [2]]
 
 
-@pytest.mark.parametrize("tau", [0.4, 1.0, 5.0])
-@pytest.mark.parametrize("how", ["draw", "stratified"])
-def test_hamming_draws_have_the_enumerated_distribution(how: str, tau: float) -> None:
+@pytest.mark.parametrize("tau", [0.4, 5.0])
+@pytest.mark.parametrize("how", [HammingProposal.draw, draw_stratified])
+def test_hamming_draws_have_the_enumerated_distribution(how: Any, tau: float) -> None:
     batch = batch_of(GOLDS)
     proposal = around(HammingProposal, batch, tau)
-    outputs = getattr(proposal, how)(keys(batch, DRAWS))
+    outputs = how(proposal, keys(batch, DRAWS))
     for row, gold in enumerate(GOLDS):
         chances, log_z = hamming_chances(gold, [3, 4, 5], tau)
         agrees(as_lists(outputs[row]), chances)
@@ -93,7 +117,7 @@ def test_the_two_hamming_samplers_agree_on_distances() -> None:
     a = 496 * math.exp(-5)
     p = a / (1 + a)
     chances = {(d,): math.comb(20, d) * p**d * (1 - p) ** (20 - d) for d in range(21)}
-    for outputs in (proposal.draw(keys(batch, DRAWS)), proposal.stratified(keys(batch, DRAWS, seed=1))):
+    for outputs in (proposal.draw(keys(batch, DRAWS)), draw_stratified(proposal, keys(batch, DRAWS, seed=1))):
         changed = (outputs[0, :, :20] != 5).sum(dim=1)
         agrees([(d,) for d in changed.tolist()], chances)
         where = (outputs[0, :, :20] != 5).double().mean(dim=0)  # every position alike
@@ -171,12 +195,8 @@ def test_long_outputs_and_large_vocabularies_are_finite(kind: Any, tau: float) -
     if kind is HammingProposal:
         log_a = math.log(31_996) - 1 / tau
         assert proposal.log_z[0].item() == pytest.approx(100 * (max(log_a, 0) + math.log1p(math.exp(-abs(log_a)))))
-        changes = [
-            (found != proposal.gold.unsqueeze(1)).sum(dim=2)[0].double().mean().item()
-            for found in (proposal.draw(keys(batch, 200)), proposal.stratified(keys(batch, 200)))
-        ]
-        expected = 100 / (1 + math.exp(-log_a))
-        assert changes == pytest.approx([expected, expected], abs=2)  # more than five standard errors
+        changed = (outputs != proposal.gold.unsqueeze(1)).sum(dim=2)[0].double().mean().item()
+        assert changed == pytest.approx(100 / (1 + math.exp(-log_a)), abs=26)  # more than five standard errors
 
 
 def test_near_tau_zero_nothing_changes() -> None:
@@ -215,11 +235,14 @@ def edit_chances(
     return {y: w / z for y, w in weights.items()}, math.log(z)
 
 
-@pytest.mark.parametrize(("tau", "most"), [(0.5, 1), (1.0, 1), (3.0, 1), (0.6, 2), (2.0, 2), (0.7, 3)])
+@pytest.mark.parametrize(
+    ("tau", "most"),
+    [(0.5, 1), (0.6, 2), pytest.param(3.0, 1, marks=pytest.mark.slow), pytest.param(0.7, 3, marks=pytest.mark.slow)],
+)
 def test_edit_draws_have_the_enumerated_distribution(tau: float, most: int) -> None:
     golds = [[3, 4, 2], [4, 2], [3, 3, 2], [2]] if most < 3 else [[4, 2], [2]]
     batch = batch_of(golds)
-    proposal = replace(around(EditProposal, batch, tau, size=5), most=most)  # of 3 and 4
+    proposal = replace(around(EditProposal, batch, tau, size=5), insertions=most)  # of 3 and 4
     outputs = proposal.draw(keys(batch, DRAWS))
     for row, gold in enumerate(golds):
         chances, log_z = edit_chances(gold, [3, 4], tau, most)
@@ -247,7 +270,7 @@ def test_weights_of_an_edit_reward_are_bounded() -> None:
 
 def test_edits_of_a_gold_token_outside_of_the_substitutes() -> None:
     batch = batch_of([[3, 4, 2]], references=torch.tensor([[4, 5]]))
-    proposal = replace(around(EditProposal, batch, 0.8, "references"), most=2)
+    proposal = replace(around(EditProposal, batch, 0.8, "references"), insertions=2)
     chances, log_z = edit_chances([3, 4, 2], [4, 5], 0.8, 2)
     assert proposal.log_z.item() == pytest.approx(log_z)
     outputs = proposal.draw(keys(batch, 3000))
@@ -257,6 +280,6 @@ def test_edits_of_a_gold_token_outside_of_the_substitutes() -> None:
 
 def test_an_output_that_edits_cannot_make_has_no_probability() -> None:
     batch = batch_of([[3, 4, 2]])
-    proposal = replace(around(EditProposal, batch, 1.0, size=5), most=1)
+    proposal = replace(around(EditProposal, batch, 1.0, size=5), insertions=1)
     outputs = torch.tensor([[[3, 9, 2, END, END, END, END], [3, 3, 3, 3, 3, 3, 2]]])
     assert proposal.log_prob(outputs).tolist() == [[-math.inf, -math.inf]]
