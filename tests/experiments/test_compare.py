@@ -305,12 +305,15 @@ def test_runs_come_after_those_that_they_need(write: Write, tmp_path: Path, monk
     ("variants", "says"),
     [
         (WARM.format("warm"), "circle: warm"),
-        (SMOOTHED.replace("objective =", 'training = { warm_start = "variant:warm" }\nobjective =') + WARM.format("label_smoothing"), "circle: label_smoothing -> warm"),
+        (
+            f'{SMOOTHED}training = {{ warm_start = "variant:warm" }}\n{WARM.format("label_smoothing")}',
+            "circle: label_smoothing -> warm",
+        ),
         (TAUGHT.replace("variant:cross_entropy", "variant:taught") + SMOOTHED, "circle: taught"),
-        (WARM.format("cross_entrpy"), 'needs variant "cross_entrpy", which is not compared; did you mean "cross_entropy"'),
+        (WARM.format("cross_entrpy"), 'needs variant "cross_entrpy", which is not compared; did you mean'),
         ('[[variants]]\nname = "other"\ntask = { measures = ["bleu"] }\n', "different metrics"),
     ],
-)  # fmt: skip
+)
 def test_impossible_plans_are_refused(write: Write, tmp_path: Path, variants: str, says: str) -> None:
     stub = Stub()
     with pytest.raises(InputError, match=says):

@@ -152,7 +152,11 @@ name = "hard"
 objective = { name = "scheduled_sampling", mixing = { name = "inverse_sigmoid", k = 2 } }
 [[variants]]
 name = "soft"
-objective = { name = "scheduled_sampling", feed = "soft_argmax", mixing = { name = "inverse_sigmoid", k = 2 }, alpha = { name = "exponential", rate = 2.0, cap = 50 } }
+[variants.objective]
+name = "scheduled_sampling"
+feed = "soft_argmax"
+mixing = { name = "inverse_sigmoid", k = 2 }
+alpha = { name = "exponential", rate = 2.0, cap = 50 }
 [[variants]]
 name = "parallel"
 objective = { name = "parallel_scheduled_sampling", warmup = 40 }

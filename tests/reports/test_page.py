@@ -99,7 +99,10 @@ def test_the_page_is_complete_offline_and_deterministic(runs: list[Path], tmp_pa
     assert references
     assert references <= set(page.ids)
     # a folder stands for the runs in it, another process writes the same bytes, and none needs torch
-    code = "import sys; from pathlib import Path; from unforced.reports.page import write_report; write_report([Path(p) for p in sys.argv[2:]], Path(sys.argv[1])); assert 'torch' not in sys.modules"
+    code = (
+        "import sys; from pathlib import Path; from unforced.reports.page import write_report; "
+        "write_report([Path(p) for p in sys.argv[2:]], Path(sys.argv[1])); assert 'torch' not in sys.modules"
+    )
     command = [sys.executable, "-c", code, str(tmp_path / "b.html"), *map(str, runs)]
     subprocess.run(command, check=True, env={**os.environ, "PYTHONHASHSEED": "7"})
     assert (tmp_path / "b.html").read_text() == text

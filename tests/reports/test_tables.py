@@ -19,8 +19,10 @@ from unforced.reports.tables import (
 
 
 def cell(mean: float, change: float | None) -> Cell:
-    known = {} if change is None else {"difference": change, "difference_low": change - 0.5, "difference_high": change + 0.5, "p_value": 0.0004}  # fmt: skip
-    return Cell({"1": mean, "2": mean}, mean, 0.25, 1, mean, mean - 0.5, mean + 0.5, **known, by_length=(1.0, None))
+    known = Cell({"1": mean, "2": mean}, mean, 0.25, 1, mean, mean - 0.5, mean + 0.5, by_length=(1.0, None))
+    if change is None:
+        return known
+    return replace(known, difference=change, difference_low=change - 0.5, difference_high=change + 0.5, p_value=0.0004)
 
 
 @pytest.fixture
@@ -29,7 +31,7 @@ def comparison() -> Comparison:
         Row(variant, "greedy", cost, {"error": cell(mean, change)})
         for variant, mean, change, cost in [("base", 27.0, None, 1.0), ("a|b<i>", 26.0, -1.0, 1.234)]
     )
-    runs = tuple(RunState(row.variant, seed, f"{row.variant}-{seed}", "finished") for row in rows for seed in (1, 2))  # fmt: skip
+    runs = tuple(RunState(row.variant, seed, f"{row.variant}-{seed}", "finished") for row in rows for seed in (1, 2))
     return Comparison(
         name="toy",
         description="A toy",
@@ -125,7 +127,8 @@ def test_a_metric_of_the_model_has_one_row_a_variant(comparison: Comparison) -> 
     assert [row[0] for row in table.rows] == ["base", "a|b<i>"]
     better = replace(again[1], cells={"error": cell(25.0, -2.0)})
     (table,) = comparison_tables(replace(comparison, rows=(*comparison.rows, again[0], better)))
-    assert [row[:2] for row in table.rows] == [("base", "greedy"), ("a|b<i>", "greedy"), ("base", "beam"), ("a|b<i>", "beam")]  # fmt: skip
+    pairs = [(variant, decoder) for decoder in ("greedy", "beam") for variant in ("base", "a|b<i>")]
+    assert [row[:2] for row in table.rows] == pairs
 
 
 def test_markdown_is_a_table_that_keeps_its_columns(comparison: Comparison) -> None:

@@ -70,7 +70,8 @@ def _ordered(recipe: Recipe) -> dict[str, Recipe]:
     for name in singles:
         for source in sorted(needs[name] - singles.keys()):
             raise InputError(
-                f'{recipe.name}: variant {name} needs variant "{source}", which is not compared; {nearest(source, singles)}'
+                f'{recipe.name}: variant {name} needs variant "{source}", which is not compared; '
+                f"{nearest(source, singles)}"
             )
     ordered: dict[str, Recipe] = {}
     while len(ordered) < len(singles):

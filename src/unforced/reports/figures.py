@@ -50,7 +50,7 @@ def palette(count: int, dark: bool = False) -> list[str]:
 
 
 def oklab(rgb: np.ndarray) -> np.ndarray:
-    """[N,3] sRGB bytes -> [N,3] lightness and two hues, in which distances are as the eye sees them (Ottosson, 2020)."""
+    """Return [N,3] lightness and hues of [N,3] sRGB bytes; distances are as the eye sees them (Ottosson, 2020)."""
     linear = np.where(rgb <= 10.3, rgb / 255 / 12.92, ((rgb / 255 + 0.055) / 1.055) ** 2.4)
     cones = [[0.4122, 0.5363, 0.0514], [0.2119, 0.6807, 0.1074], [0.0883, 0.2817, 0.6300]]
     mixed = [[0.2105, 0.7936, -0.0041], [1.9780, -2.4286, 0.4506], [0.0259, 0.7828, -0.8087]]
@@ -183,9 +183,10 @@ def changes(comparison: Comparison, measure: Measure) -> list[Change]:
     """Return the changes in the order of the table; there are none before all runs have ended."""
     found = []
     for row in comparison.rows:
-        cell = row.cells.get(measure.name)
-        if cell and None not in (cell.difference, cell.difference_low, cell.difference_high):
-            found.append(Change(row.variant, row.decoder, cell.difference, cell.difference_low, cell.difference_high))  # type: ignore[arg-type]
+        if cell := row.cells.get(measure.name):
+            value, low, high = cell.difference, cell.difference_low, cell.difference_high
+            if value is not None and low is not None and high is not None:
+                found.append(Change(row.variant, row.decoder, value, low, high))
     return found
 
 
@@ -197,8 +198,8 @@ def plot_changes(folder: Path, path: Path | None = None, *, metric: str | None =
         path: The picture; ``changes.svg`` in the folder by default.
         metric: The first of the comparison by default.
     """
-    path = path or folder / "changes.svg"
-    check_picture(path if folder.is_dir() else Path(path.name))
+    if path is not None:
+        check_picture(path)
     if not (folder / "comparison.json").is_file():
         raise InputError(f"{folder} holds no comparison; name a folder that `unforced compare` has written")
     comparison = read_comparison(folder / "comparison.json")
@@ -211,11 +212,12 @@ def plot_changes(folder: Path, path: Path | None = None, *, metric: str | None =
         raise InputError(f"{folder} has no changes yet; they are computed when all runs have ended")
     variants = list(dict.fromkeys(change.variant for change in found))
     colours = dict(zip(variants, palette(len(variants))))
+    path = path or folder / "changes.svg"
     return save_figure(lambda: change_figure(found, comparison, measure, colours, "black"), path)
 
 
 def inline_changes(comparison: Comparison, variants: Sequence[str], name: str) -> str | None:
-    """Return the changes by the first metric as an ``<svg>`` element, in the colours of the page; None without changes."""
+    """Return the changes by the first metric as an ``<svg>`` element; None without changes."""
     measure = comparison.measures[0] if comparison.measures else None
     if measure is None or not (found := changes(comparison, measure)):
         return None

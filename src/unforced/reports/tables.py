@@ -171,8 +171,8 @@ def comparison_notes(comparison: Comparison) -> tuple[str, ...]:
         )
     if _costs_differ(comparison):
         notes.append(
-            f"training cost: training seconds per target token relative to {baseline}, median of runs. The runs were not "
-            "interleaved, so it is approximate."
+            f"training cost: training seconds per target token relative to {baseline}, median of runs. The runs were "
+            "not interleaved, so it is approximate."
         )
     efforts = {}
     for row in comparison.rows:
