@@ -11,6 +11,7 @@ import unforced
 
 ROOT = Path(unforced.__file__).parent
 ROOMS = [
+    "lazy",
     "errors",
     "options",
     "types",

@@ -1,7 +1,7 @@
-"""The nouns of the library: what flows between data, models, objectives, decoders and the loop.
+"""The data types that tasks, models, objectives, decoders and the training loop exchange.
 
-Shapes use one alphabet everywhere: B batch, K beam, R rows (B·K, the K rows of an example adjacent), T time,
-S source, V vocabulary, E embedding, H features.
+Letters of shapes: B batch, K beam, R rows (B·K; the K rows of an example are adjacent), T time, S source, V vocabulary,
+E embedding, H features.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -15,38 +15,29 @@ Tree = Any  # a tensor, or nested tuples, named tuples, lists and dicts of tenso
 
 
 class Symbols(NamedTuple):
-    """The token ids with a meaning of their own.
-
-    ``eos is None`` says that outputs have no end symbol: their length is known (``Batch.length``), as in tagging.
-    ``banned`` are ids that decoding and sampling never emit (padding, the start symbol, a mask symbol).
-    """
+    """The ids of special tokens."""
 
     pad: int
     bos: int
-    eos: int | None
-    banned: tuple[int, ...] = ()
+    eos: int | None  # None: outputs have no end symbol and a known length (`Batch.length`), as in tagging
+    banned: tuple[int, ...] = ()  # ids that are never emitted: padding, the start symbol, a mask symbol
 
 
 class Sizes(NamedTuple):
-    """What the data asks of a model: vocabulary sizes and the shape of its input.
+    """The sizes of the data that a model is built for; without a source, all but ``target`` are None."""
 
-    Sources are token ids (``source`` is their vocabulary size), images (``image`` is channels, height, width),
-    class labels (``classes``), or absent (all three None).
-    """
-
-    target: int
-    source: int | None = None
-    image: tuple[int, int, int] | None = None
-    classes: int | None = None
+    target: int  # vocabulary of the target
+    source: int | None = None  # vocabulary of the source, if sources are token ids
+    image: tuple[int, int, int] | None = None  # channels, height, width, if sources are images
+    classes: int | None = None  # number of classes, if sources are class labels
 
 
 @dataclass(frozen=True)
 class Batch:
     """One padded batch of examples.
 
-    ``prefix`` is what a teacher-forced decoder is fed, ``gold`` what it must predict: ``prefix[:, t + 1]`` is
-    ``gold[:, t]`` and ``prefix[:, 0]`` the start symbol. A position where ``mask`` is false is neither scored nor
-    replaced by anything.
+    ``prefix`` is the input of a teacher-forced decoder and ``gold`` its target: ``prefix[:, t + 1]`` is ``gold[:, t]``
+    and ``prefix[:, 0]`` the start symbol. Positions where ``mask`` is false are neither scored nor replaced.
 
     >>> import torch
     >>> from unforced.types import Batch, Symbols
@@ -65,13 +56,13 @@ class Batch:
     symbols: Symbols
     source: Tensor | None = None  # [B,S] long, [B,C,H,W] float, or [B] long (class labels)
     source_mask: Tensor | None = None  # [B,S] bool, for sources of token ids
-    length: Tensor | None = None  # [B] long, where the task fixes the output's length
-    ids: Tensor | None = None  # [B] long, the examples' numbers in their split
-    references: Tensor | None = None  # [B,R] long, the tokens of each example's references, in any order, padded
+    length: Tensor | None = None  # [B] long, if the task fixes the length of the output
+    ids: Tensor | None = None  # [B] long, number of each example in its split
+    references: Tensor | None = None  # [B,R] long, all tokens of each example's references, padded
 
     @classmethod
     def of_gold(cls, gold: Tensor, mask: Tensor, symbols: Symbols, **rest: Any) -> "Batch":
-        """A batch whose prefix is the gold shifted right behind the start symbol, padding where it ended."""
+        """Return a batch whose prefix is the target shifted right after the start symbol."""
         start = torch.full_like(gold[:, :1], symbols.bos)
         shifted = torch.where(mask, gold, gold.new_tensor(symbols.pad))[:, :-1]
         return cls(torch.cat([start, shifted], dim=1), gold, mask, symbols, **rest)
@@ -81,7 +72,7 @@ class Batch:
 
     @property
     def tokens(self) -> int:
-        """Number of target positions that count."""
+        """The number of target positions where ``mask`` is true."""
         return int(self.mask.sum())
 
     def _map(self, change: Any) -> "Batch":
@@ -89,32 +80,30 @@ class Batch:
         return replace(self, **{k: change(v) for k, v in tensors.items() if isinstance(v, Tensor)})
 
     def to(self, device: torch.device | str) -> "Batch":
-        """The same batch on another device."""
+        """Return the batch on another device."""
         return self._map(lambda leaf: leaf.to(device, non_blocking=True))
 
     def select(self, rows: Tensor) -> "Batch":
-        """The batch of the examples numbered by ``rows``, in that order (padding is kept)."""
+        """Return the batch of the examples ``rows``, in that order; padding is kept."""
         return self._map(lambda leaf: leaf.index_select(0, rows))
 
 
 class DecoderState(NamedTuple):
-    """A decoder's memory between steps; never updated in place.
+    """The state of a decoder between steps; never changed in place.
 
-    ``carry`` differs between hypotheses (recurrent state, key/value layers); ``shared`` is equal for all
-    hypotheses of an example (encoder memory, masks, position). Tensors of one or more dimensions have rows first
-    in both; zero-dimensional tensors, numbers and None belong to all rows.
+    Tensors of one or more dimensions have rows first. Zero-dimensional tensors, numbers and None belong to all rows.
     """
 
-    carry: Tree
-    shared: Tree
+    carry: Tree  # differs between hypotheses: recurrent state, keys and values
+    shared: Tree  # equal for all hypotheses of an example: encoder memory, masks, position
 
 
 class Loss(NamedTuple):
-    """A sum and what to divide it by: the loop normalises over micro-batches and processes, so both are exact."""
+    """A summed loss and the count to divide it by, so that micro-batches and processes add up exactly."""
 
     total: Tensor
     count: Tensor  # type: ignore[assignment]  # shadows tuple.count on purpose
-    metrics: dict[str, tuple[Tensor, Tensor]]  # name -> (sum, count), detached
+    metrics: dict[str, tuple[Tensor, Tensor]]  # name -> (sum, count), without gradient
 
     @property
     def mean(self) -> Tensor:
@@ -122,27 +111,23 @@ class Loss(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """How far training has come: updates made, epochs made (fractional), and updates planned if known."""
+    """The progress of training."""
 
-    step: int = 0
-    epoch: float = 0.0
-    total: int | None = None
+    step: int = 0  # updates made
+    epoch: float = 0.0  # epochs made, fractional
+    total: int | None = None  # updates planned, if known
 
 
 class Hypotheses(NamedTuple):
-    """Decoded outputs, best first: N for each example, padded behind their end.
-
-    ``log_probs`` is the sum of the tokens' scores (EOS included), ``scores`` what they were ranked by;
-    ``lengths`` counts tokens, EOS included.
-    """
+    """Decoded outputs: N per example, best first, padded after their end."""
 
     tokens: Tensor  # [B,N,T] long
-    lengths: Tensor  # [B,N] long
-    log_probs: Tensor  # [B,N]
-    scores: Tensor  # [B,N]
+    lengths: Tensor  # [B,N] long, number of tokens, EOS included
+    log_probs: Tensor  # [B,N] sum of the tokens' log-probabilities (or global scores), EOS included
+    scores: Tensor  # [B,N] what the outputs are ranked by
 
     def ids(self, symbols: Symbols, best: int = 0) -> list[list[int]]:
-        """The ``best``-th output of each example as plain lists, without EOS and padding."""
+        """Return output number ``best`` of each example as a list of ids without EOS and padding."""
         out = []
         for row, n in zip(self.tokens[:, best].tolist(), self.lengths[:, best].tolist()):
             row = row[:n]
@@ -182,19 +167,20 @@ class Kernel(NamedTuple):
 
 
 class Example(NamedTuple):
-    """A raw example, as a file gives it; ``references`` are all acceptable outputs (``target`` if empty)."""
+    """A raw example, as read from a file."""
 
     source: Any
     target: Any
-    references: tuple[Any, ...] = ()
+    references: tuple[Any, ...] = ()  # all acceptable outputs; ``target`` if empty
 
     @property
     def answers(self) -> tuple[Any, ...]:
+        """All acceptable outputs."""
         return self.references or (self.target,)
 
 
 class Examples(list[Example]):
-    """The examples a file gave, with a count of the lines left out for each reason: read = kept + dropped."""
+    """The examples of a file, and the number of lines left out for each reason."""
 
     def __init__(self, examples: Iterable[Example] = (), dropped: dict[str, int] | None = None) -> None:
         super().__init__(examples)
@@ -202,8 +188,8 @@ class Examples(list[Example]):
 
 
 class Encoded(NamedTuple):
-    """An example in numbers: see ``unforced.protocols.Codec``."""
+    """An example as numbers; see `unforced.protocols.Codec`."""
 
     source: Any  # None, a 1-d integer array (tokens), a 3-d float array (image, channels first) or an int (class)
     target: Sequence[int]  # token ids; EOS included where there is one
-    references: Sequence[int] = ()  # the ids that occur in the example's references, if it has any beside the target
+    references: Sequence[int] = ()  # ids that occur in the references, if there are any

@@ -142,8 +142,8 @@ def test_what_cannot_be_drawn(tmp_path: Path, monkeypatch, capsys) -> None:
     complaints = {
         "plot traces needs the folder of the chains": ["traces"],
         "absent: holds no chains": ["traces", "absent"],
-        "the discontinuity is drawn of no folder": ["discontinuity", "absent"],
-        "discontinuity.svg is there already": ["discontinuity"],
+        "plot discontinuity takes no folder": ["discontinuity", "absent"],
+        "discontinuity.svg exists already": ["discontinuity"],
         "must end in .svg, .png, .pdf": ["traces", "absent", "-o", "x.gif"],
     }
     for complaint, words in complaints.items():

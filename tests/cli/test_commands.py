@@ -1,4 +1,4 @@
-"""The command line without training: what it prints, what it refuses, and what it doesn't import."""
+"""Commands that do not train: output, error messages, exit codes and light imports."""
 
 import json
 import os
@@ -65,8 +65,8 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         (["train", "g2p", "training.epohcs=1"], 'training.epohcs: no such key; did you mean "epochs"?'),
         (["train", "g2p", "--variant", "crossentropy"], 'did you mean "cross_entropy"?'),
         (["show", "g2p", "objective=lable_smoothing"], 'did you mean "label_smoothing"?'),
-        (["compare"], "compare needs the name or the file of a recipe"),
-        (["compare", "training.epochs=1"], "compare needs the name or the file of a recipe"),
+        (["compare"], "compare needs a recipe"),
+        (["compare", "training.epochs=1"], "compare needs a recipe"),
         (["compare", "g2p", "--variants", "cros_entropy"], 'did you mean "cross_entropy"?'),
         (["compare", "g2p", "--seeds", "1,x"], "seeds must be a list (each a whole number of at least 0)"),
         (["report"], "report needs at least one run folder"),
@@ -99,7 +99,16 @@ def test_bad_input_is_one_line_and_exit_2(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_own_warnings_are_sentences(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_completion_can_be_installed(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("SHELL", "/bin/bash")
+    assert main(["--install-completion", "--shell", "bash"]) == 0
+    assert any("unforced" in path.name for path in tmp_path.rglob("*") if path.is_file())
+
+
+def test_own_warnings_are_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of other packages stay what they are, with the file that they come from."""
 
     def warn(_: object) -> int:

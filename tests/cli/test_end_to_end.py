@@ -161,7 +161,7 @@ def test_decode_many(place: Path, feed, capsys: pytest.CaptureFixture[str]) -> N
     assert drawn[0] == drawn[1] != drawn[2]
     feed(b"a b\n")
     assert main(["decode", run, "--method", "greedy", "--nbest", "2"]) == 2
-    assert "greedy gives one output of a source, not 2" in capsys.readouterr().err
+    assert "greedy returns one output per source, not 2" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

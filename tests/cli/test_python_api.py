@@ -1,5 +1,7 @@
-"""The same words in Python: builders, batches, decoding, and a user's own model in ten lines."""
+"""The Python API: classes, batches, decoding, and a user's own model, task and objective."""
 
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +11,7 @@ from torch import nn
 
 import unforced
 from unforced.protocols import FittedTask
+from unforced.registry import REGISTRY, resolve
 from unforced.types import Batch, DecoderState, Loss, Progress, Sizes
 
 
@@ -51,7 +54,7 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> unforced.Task:
 @pytest.fixture(scope="module")
 def run(task: unforced.Task, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "own"
-    return unforced.fit(Own, task, "cross_entropy", folder, epochs=None, steps=3, quiet=True)
+    return unforced.fit(Own, task, unforced.objectives.CrossEntropy(), folder, epochs=None, steps=3, quiet=True)
 
 
 def test_an_own_model_is_trained_and_comes_back(run: Path, task: unforced.Task) -> None:
@@ -60,8 +63,12 @@ def test_an_own_model_is_trained_and_comes_back(run: Path, task: unforced.Task) 
     assert not model.training
     assert fitted.task == task
     batch = unforced.batch(model, [("a b", "b a"), ("c d", "d c")])
-    found = unforced.decode(model, batch, "beam", beam=2, max_length=4)
+    found = unforced.decode(model, batch, unforced.decoding.Beam(beam=2, max_length=4))
     assert found.tokens.shape[:2] == (2, 1)
+    named = unforced.decode(model, batch, "beam", beam=2, max_length=4)
+    assert torch.equal(named.tokens, found.tokens)
+    with pytest.raises(unforced.InputError, match="fields go with the name of a decoder"):
+        unforced.decode(model, batch, unforced.decoding.Beam(), beam=2)
     assert unforced.evaluate(run, "dev", model=Own, quiet=True).keys() == {"greedy"}
     loss = unforced.objective("cross_entropy")(model, batch, progress=Progress(), rng=torch.Generator())
     assert torch.isfinite(loss.mean)
@@ -76,7 +83,7 @@ def test_load_again_is_equal_and_draws_nothing(run: Path) -> None:
         assert torch.equal(a, b)
 
 
-def test_a_module_keeps_what_it_has_learnt(task: unforced.Task, tmp_path: Path, run: Path) -> None:
+def test_a_module_has_the_trained_weights_after_fit(task: unforced.Task, tmp_path: Path, run: Path) -> None:
     torch.manual_seed(1)  # what fit does with a class, done by hand
     model = Own(task.fit(task.read("train")).sizes)
     unforced.fit(model, task, unforced.objective("cross_entropy"), tmp_path / "run", epochs=None, steps=3, quiet=True)
@@ -84,7 +91,7 @@ def test_a_module_keeps_what_it_has_learnt(task: unforced.Task, tmp_path: Path, 
         assert torch.equal(a, b)
 
 
-def test_a_run_of_an_own_model_says_so(run: Path) -> None:
+def test_a_run_of_an_own_model_needs_the_model(run: Path) -> None:
     with pytest.raises(unforced.InputError, match=r"was trained with a model of your own; load\(run, model=…\)"):
         unforced.load(run)
     with pytest.raises(unforced.InputError, match="the weights don't fit the model"):
@@ -124,7 +131,7 @@ def test_own_objectives_and_tasks(task: unforced.Task, tmp_path: Path) -> None:
             return loss._replace(total=loss.total / 2)
 
     class Wrapped:
-        """A task that the catalogue doesn't know."""
+        """A task that is not registered."""
 
         read, fit, codec, metrics = task.read, task.fit, task.codec, task.metrics
 
@@ -134,7 +141,7 @@ def test_own_objectives_and_tasks(task: unforced.Task, tmp_path: Path) -> None:
     assert unforced.load(run, model=Own, task=Wrapped()).task.codec.sizes == task.fit(task.read("train")).sizes
 
 
-def test_a_model_of_the_catalogue_needs_no_recipe(task: unforced.Task, tmp_path: Path) -> None:
+def test_a_registered_model_needs_no_recipe(task: unforced.Task, tmp_path: Path) -> None:
     spec = unforced.model("lstm", hidden=4, embedding=4)
     run = unforced.fit(spec, task, "label_smoothing", tmp_path / "run", epochs=None, steps=2, quiet=True)
     model, _ = unforced.load(run)
@@ -159,7 +166,7 @@ def test_batches_of_anything(run: Path, task: unforced.Task) -> None:
     assert isinstance(fitted, FittedTask)
 
 
-def test_objectives_are_told_of_the_data(run: Path, task: unforced.Task) -> None:
+def test_objectives_are_fitted(run: Path, task: unforced.Task) -> None:
     """By a codec, or by what has one; examples may be raw."""
     near = unforced.objective("token_smoothing", vectors="co-occurrence", tau=0.2)
     examples = task.read("train")
@@ -197,9 +204,51 @@ def test_seeds_decide_the_first_weights(task: unforced.Task, tmp_path: Path) -> 
     assert not torch.equal(a, c)
 
 
-def test_public_names() -> None:
-    for name in unforced.__all__:
-        assert getattr(unforced, name) is not None
-    assert set(unforced.__all__) <= set(dir(unforced))
+@pytest.mark.parametrize(
+    "package",
+    ["", "objectives", "models", "tasks", "decoding", "energy", "metrics"],
+    ids=lambda name: name or "unforced",
+)
+def test_public_names(package: str) -> None:
+    module = getattr(unforced, package) if package else unforced
+    assert set(module.__all__) <= set(dir(module))
+    for name in module.__all__:
+        assert getattr(module, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'trian'"):
-        unforced.trian  # noqa: B018
+        module.trian  # noqa: B018
+
+
+def test_registered_classes_are_public() -> None:
+    """Each class of the registry is an attribute of a package, and of ``unforced`` by way of that package."""
+    packages = (unforced.objectives, unforced.models, unforced.tasks, unforced.decoding, unforced.energy)
+    public = {id(getattr(package, name)) for package in packages for name in package.__all__}
+    for kind, names in REGISTRY.items():
+        assert [name for name in names if id(resolve(kind, name)) not in public] == []
+
+
+SNIPPET = """
+import unforced
+from unforced.decoding import Beam
+
+reveal_type(unforced.objectives.ScheduledSampling(feed="sample").feed)
+reveal_type(unforced.models.LSTM(hidden=64).hidden)
+reveal_type(unforced.tasks.Pairs(train="x").train)
+reveal_type(Beam(beam=3).beam)
+unforced.objectives.ScheduledSampling(fed="sample")
+unforced.models.LTSM()
+"""
+
+
+@pytest.mark.slow
+def test_a_type_checker_knows_the_classes(tmp_path: Path) -> None:
+    pytest.importorskip("mypy")
+    (tmp_path / "snippet.py").write_text(SNIPPET)
+    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "snippet.py"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    notes = [line.split('"')[1] for line in done.stdout.splitlines() if "Revealed type" in line]
+    assert [note.replace("builtins.", "") for note in notes[1:]] == ["int", "str", "int"]
+    assert "Literal['argmax']" in notes[0]
+    errors = [line.split("error: ")[1] for line in done.stdout.splitlines() if "error: " in line]
+    assert [error.split(" for ")[0].split(" has ")[0] for error in errors] == [
+        'Unexpected keyword argument "fed"', "Module",
+    ]  # fmt: skip

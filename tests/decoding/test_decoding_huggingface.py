@@ -91,11 +91,8 @@ def theirs(output, batch: Batch, nbest: int) -> list[list[list[int]]]:
 EARLY = {"heuristic": False, "full": True, "never": "never"}
 SETTINGS = [
     # beam, penalty, nbest, minimum, stopping
-    (1, 1.0, 1, 0, "heuristic"),
-    (2, 1.0, 2, 0, "heuristic"),
     (5, 1.0, 5, 0, "heuristic"),
     (4, 0.0, 3, 0, "never"),
-    (4, 2.0, 4, 0, "never"),
     (3, -1.0, 3, 0, "never"),
     (5, 0.6, 5, 0, "full"),
     (3, 1.0, 3, 4, "heuristic"),

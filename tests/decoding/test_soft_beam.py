@@ -330,3 +330,19 @@ def test_by_scores_as_they_are_what_has_all_but_ended_may_come_back():
         found = selector.select(0, scores, memory, None)
         assert -69 < float(found.memory.running.max()) < -14
         assert found.running.tolist() == [goes_on] * len(batch)
+
+
+@MODELS
+@pytest.mark.parametrize("training", [False, True])
+def test_recomputed_segments_give_the_same_gradient(build, training):
+    """Steps are recomputed after the search, in the mode and with the dropout masks of the first time."""
+    model, batch = build(3).train(training), make_batch([[3, 4] * 9], ENDED)
+    gradients = []
+    for segment in (None, 2):
+        torch.manual_seed(0)
+        selector = SoftTop(Constraints.of(batch), 2, 1.0, None, 0.0)
+        found = search(model, batch, selector, torch.full((1,), 18), segment=segment)
+        gradients.append(torch.autograd.grad(found.memory.scores[:, 1].sum(), [*model.parameters()], allow_unused=True))
+    for plain, recomputed in zip(*gradients):
+        if plain is not None:
+            torch.testing.assert_close(recomputed, plain)

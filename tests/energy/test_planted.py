@@ -48,7 +48,7 @@ class EagerEnergy(MetropolisWalk):
         proposed = self.propose(state, turn)
         _, found = self.weigh(state, turn._replace(chances=torch.zeros_like(turn.chances)), proposed)
         after, info = super().move(state, turn)
-        return after._replace(terms=after.terms.index_copy(0, turn.rows, found.terms)), info
+        return after._replace(terms=after.terms.index_copy(0, turn.rows, found.values)), info
 
 
 class WrongSign(MetropolisWalk):

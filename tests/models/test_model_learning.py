@@ -67,11 +67,18 @@ STAGES = Convolution((8, 16))
     ("spec", "sizes", "task"),
     [
         (LSTM(hidden=48, embedding=32, dropout=0.0), WORDS, copy_task),
-        (LSTM(hidden=48, embedding=32, dropout=0.0, input_feeding=True, bidirectional=False), WORDS, copy_task),
+        pytest.param(
+            LSTM(hidden=48, embedding=32, dropout=0.0, input_feeding=True, bidirectional=False),
+            WORDS,
+            copy_task,
+            marks=pytest.mark.slow,
+        ),
         (LSTM(hidden=32, embedding=16, dropout=0.0, attention="fixed"), Sizes(target=V, source=3), tagging_task),
-        (LSTM(hidden=48, embedding=32, dropout=0.0, convolution=STAGES), SPOTS, caption_task),
+        pytest.param(
+            LSTM(hidden=48, embedding=32, dropout=0.0, convolution=STAGES), SPOTS, caption_task, marks=pytest.mark.slow
+        ),
         (Transformer(**SMALL, **TWO), WORDS, copy_task),
-        (Transformer(**SMALL, **TWO, convolution=STAGES), SPOTS, caption_task),
+        pytest.param(Transformer(**SMALL, **TWO, convolution=STAGES), SPOTS, caption_task, marks=pytest.mark.slow),
         (Causal(**SMALL, layers=2), Sizes(target=V, classes=4), counting_task),
     ],
     ids=["lstm", "lstm-fed", "lstm-fixed", "lstm-image", "transformer", "transformer-image", "causal-class"],

@@ -5,7 +5,18 @@ import pytest
 import torch
 from scipy.stats import chisquare, kstest
 
-from unforced.ops.random_streams import branch, draw, keys, mix64, uniform, uniform_rows
+from unforced.ops.random_streams import (
+    branch,
+    draw,
+    generator,
+    keys,
+    mix64,
+    random_state,
+    restore_random_state,
+    seed_everything,
+    uniform,
+    uniform_rows,
+)
 from unforced.types import Batch, Symbols
 
 
@@ -81,3 +92,15 @@ def test_a_draw_is_the_inverse_of_the_cumulated_weights(width):
     uniforms = torch.rand(2000, dtype=torch.float64)
     inverse = np.searchsorted(np.cumsum(weights[0].numpy()) / weights[0].sum().item(), uniforms.numpy())
     assert (draw(weights, uniforms).numpy() == inverse).all()
+
+
+def test_global_generators_are_restored():
+    cpu = torch.device("cpu")
+    seed_everything(3, rank=1)
+    state = random_state(cpu)
+    first = torch.rand(3)
+    restore_random_state(cpu, state)
+    assert torch.equal(torch.rand(3), first)
+    seed_everything(3, rank=0)
+    assert not torch.equal(torch.rand(3), first)
+    assert torch.equal(*(torch.rand(3, generator=generator("cpu", 5, 6)) for _ in range(2)))

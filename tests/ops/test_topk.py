@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from unforced.ops import topk
 from unforced.ops.topk import top, top_continuations
 
 
@@ -15,7 +16,9 @@ def reference(token_scores: torch.Tensor, so_far: torch.Tensor, count: int):
 
 @pytest.mark.parametrize("v", [3, 64, 1000, 1024, 2049])
 @pytest.mark.parametrize("levels", [0, 4, 50], ids=["distinct", "many ties", "some ties"])
-def test_equals_a_full_stable_sort(v, levels):
+@pytest.mark.parametrize("small", [80_000, 0], ids=["plain", "blocks"])
+def test_equals_a_full_stable_sort(v, levels, small, monkeypatch):
+    monkeypatch.setattr(topk, "SMALL", small)
     torch.manual_seed(v)
     for k, count in ((1, 1), (1, 6), (5, 10), (3, 3)):
         count = min(count, k * v)

@@ -1,6 +1,6 @@
-"""The command line: thin words over ``unforced.api``, which is imported only by the commands that need it.
+"""The command line: thin commands over `unforced.api`, which is imported only by the commands that need it.
 
-What the user got wrong is one line on standard error and exit code 2.
+Invalid input prints a one-line error and exits with code 2.
 """
 
 import os
@@ -30,31 +30,28 @@ app = App(
 for command in (train, evaluate, decode, score, sample, compare, report, show, plot, data):
     app.command(command)
 app.command(list_, name="list")
+app.register_install_completion_command(help="Install completion for the shell in use.")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line and give its exit code."""
+    """Run a command line and return its exit code."""
     with plain_warnings():
-        return _run(sys.argv[1:] if argv is None else list(argv))
+        try:
+            code = app(sys.argv[1:] if argv is None else list(argv))
+            sys.stdout.flush()
+            return code if isinstance(code, int) else 0
+        except (InputError, CycloptsError) as error:
+            print_error(error)
+            return 2
+        except KeyboardInterrupt:
+            return 130
+        except BrokenPipeError:  # nothing more can be written, not even at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 141
+        except OSError as error:
+            print_error(error)
+            return 1
 
 
-def _run(argv: Sequence[str]) -> int:
-    try:
-        code = app(argv)
-        sys.stdout.flush()
-        return code if isinstance(code, int) else 0
-    except (InputError, CycloptsError) as error:
-        complain(error)
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:  # the reader has seen enough: nothing more is written, not even at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
-    except OSError as error:
-        complain(error)
-        return 1
-
-
-def complain(error: Exception) -> None:
+def print_error(error: Exception) -> None:
     print(f"unforced: {' '.join(str(error).split())}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Decode line by line: sources come in as text, outputs leave as text, a batch at a time."""
+"""Decode lines of text in batches: one source per line, one output per line."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,7 +15,7 @@ from unforced.tasks.files import decode_line
 from unforced.training.loading import fastest_device, load_with_recipe
 from unforced.types import Example
 
-COPIES = ("nbest", "samples")  # the field that says how many outputs a decoder gives of each source
+COPIES = ("nbest", "samples")  # fields with a decoder's number of outputs per source
 
 
 def decode_lines(
@@ -29,21 +29,20 @@ def decode_lines(
     size: int = 32,
     seed: int = 1,
 ) -> Iterator[str]:
-    """The outputs of a run's model for UTF-8 lines of text, in their order.
+    """Yield the output of a run's model for each UTF-8 line of text.
 
-    With ``nbest`` above one there are that many lines for a source: its number, the score and the output, with tabs
-    between them. A line that can't be read ends the stream with an ``InputError`` that has its number, after the
-    outputs of the lines before it.
+    With ``nbest`` above one, yield that many lines per source: its number, the score and the output, separated by tabs.
+    A line that can't be read raises `InputError` with its number, after the outputs of the lines before it.
     """
     if nbest < 1 or size < 1:
         raise InputError(f"{'nbest' if nbest < 1 else 'batch'} must be at least 1")
     device = fastest_device()
     recipe, (model, fitted) = load_with_recipe(run, checkpoint, device=device)
-    decoder, codec = choose(recipe, method, options, nbest), fitted.codec
+    decoder, codec = choose_decoder(recipe, method, options, nbest), fitted.codec
 
     def outputs(waiting: list[tuple[int, Any]]) -> Iterator[str]:
         numbers = [number for number, _ in waiting]
-        rng = torch.Generator().manual_seed(seed)  # draws belong to (seed, line), whatever the batches
+        rng = torch.Generator().manual_seed(seed)  # what is drawn for a line depends on (seed, line) only
         batch = fitted.batch([Example(source, None) for _, source in waiting], numbers, device=device)
         found = decoder(model, batch, rng=rng)
         texts = [[codec.show(codec.decode(ids)) for ids in found.ids(codec.symbols, n)] for n in range(nbest)]
@@ -52,7 +51,7 @@ def decode_lines(
                 score = float(found.scores[i, n])
                 if nbest == 1:
                     yield texts[n][i]
-                elif score > -math.inf:  # where there are fewer outputs than asked for, the places stay empty
+                elif score > -math.inf:  # −inf: the decoder found fewer outputs
                     yield f"{number}\t{score:.4f}\t{texts[n][i]}"
 
     waiting: list[tuple[int, Any]] = []
@@ -68,18 +67,18 @@ def decode_lines(
     yield from outputs(waiting) if waiting else ()
 
 
-def choose(single: Recipe, method: str, options: Sequence[str], nbest: int) -> Any:
-    """The recipe's decoder of this name, or else the catalogue's, with ``key=value`` options."""
-    own = single.decoding.get(method)
+def choose_decoder(recipe: Recipe, method: str, options: Sequence[str], nbest: int) -> Any:
+    """Return the decoder of this name from the recipe, else the registered one, with ``key=value`` options."""
+    own = recipe.decoding.get(method)
     name = method if own is None else name_of("decoders", own)
     if name is None or name not in REGISTRY["decoders"]:
-        known = {**single.decoding, **REGISTRY["decoders"]}
+        known = {**recipe.decoding, **REGISTRY["decoders"]}
         raise InputError(f'there is no decoder "{method}"; {nearest(method, known)}')
     fields = {} if own is None else to_mapping(own)
     changes = parse_overrides(options)
     if nbest > 1:
         copies = [field.name for field in fields_of(resolve("decoders", name)) if field.name in COPIES]
         if not copies:
-            raise InputError(f"{name} gives one output of a source, not {nbest}")
+            raise InputError(f"{name} returns one output per source, not {nbest}")
         changes[copies[0]] = nbest
     return pick("decoders", merge(fields, changes) | {"method": name}, method, "method")

@@ -1,4 +1,4 @@
-"""Commands that only tell or draw: what recipes can name, what they say, what was found, which data are there."""
+"""Commands that print or plot: registered names, recipes, results and data sets."""
 
 import json
 import sys
@@ -14,14 +14,14 @@ Kind = Literal["objectives", "tasks", "models", "decoders", "schedules", "costs"
 
 
 def list_(kind: Kind | None = None, /, *, json_: Annotated[bool, Parameter(name="--json")] = False) -> None:
-    """List what recipes can name.
+    """List the names that recipes can use.
 
     Parameters
     ----------
     kind
-        Which part of the catalogue; the names of all parts unless given.
+        Kind of names (default: the names of all kinds).
     json_
-        All fields with types, defaults and choices, as JSON.
+        Print all fields with types, defaults and choices as JSON.
     """
     from unforced.recipes.listing import entries
 
@@ -30,13 +30,13 @@ def list_(kind: Kind | None = None, /, *, json_: Annotated[bool, Parameter(name=
         if json_:
             print(json.dumps(parts, indent=2))
         else:
-            print_table(("part", "names"), [(part, ", ".join(names)) for part, names in parts.items()])
+            print_table(("kind", "names"), [(part, ", ".join(names)) for part, names in parts.items()])
         return
     found = entries(kind)
     if json_:
         print(json.dumps(found, indent=2, ensure_ascii=False))
     else:
-        print_table(("name", "what it is"), [(entry["name"], entry["summary"]) for entry in found])
+        print_table(("name", "description"), [(entry["name"], entry["summary"]) for entry in found])
 
 
 def show(recipe: str, /, *overrides: str, variant: str | None = None, plot: Path | None = None) -> None:
@@ -47,11 +47,11 @@ def show(recipe: str, /, *overrides: str, variant: str | None = None, plot: Path
     recipe
         Name of a built-in recipe, a TOML file, or a run folder.
     overrides
-        Changes such as training.epochs=3.
+        Settings such as training.epochs=3.
     variant
-        Only this variant.
+        Print only this variant.
     plot
-        Draw the schedules of its objectives to this file (.svg, .png, .pdf) instead.
+        Plot the schedules of its objectives to this file (.svg, .png, .pdf) instead.
     """
     from unforced.recipes import recipe as recipes
 
@@ -77,31 +77,31 @@ def plot(
     metric: str | None = None,
     output: Annotated[Path | None, Parameter(name=("--output", "-o"))] = None,
 ) -> None:
-    """Draw what a comparison found, how chains went, or a picture that explains a method.
+    """Plot the results of a comparison, the traces of chains, or a figure that explains a method.
 
     Parameters
     ----------
     what
-        changes: what the variants of the comparison in FOLDER change against its baseline. traces: the energies and acceptance of
-        the chains in FOLDER. discontinuity: the loss of scheduled sampling along a line in parameter space, hard and relaxed.
+        changes: differences between the variants of the comparison in FOLDER and its baseline. traces: energies and
+        acceptance rates of the chains in FOLDER. discontinuity: the loss of scheduled sampling along a line in
+        parameter space, hard and relaxed.
     folder
-        For changes: what compare has written. For traces: what sample has written.
+        For changes, a folder written by compare; for traces, a folder written by sample.
     metric
-        For changes: the comparison's first unless given.
+        For changes, the metric to plot (default: the first of the comparison).
     output
-        The file (.svg, .png, .pdf). Unless given, FOLDER/changes.svg, FOLDER/traces.svg, or discontinuity.svg here, where there is
-        none yet.
+        File to write, .svg, .png or .pdf (default: FOLDER/changes.svg, FOLDER/traces.svg or discontinuity.svg).
     """
     if metric is not None and what != "changes":
-        raise InputError(f"--metric goes with changes, not with {what}")
+        raise InputError(f"--metric is an option of plot changes, not of plot {what}")
     if what == "discontinuity":
         from unforced.reports.discontinuity import plot_discontinuity
 
         if folder is not None:
-            raise InputError("the discontinuity is drawn of no folder")
+            raise InputError("plot discontinuity takes no folder")
         path = Path("discontinuity.svg")
         if output is None and path.exists():
-            raise InputError(f"{path} is there already: say by --output where the picture may go")
+            raise InputError(f"{path} exists already: choose another file with --output")
         print(plot_discontinuity(output or path))
         return
     if folder is None:
@@ -117,7 +117,7 @@ def plot(
 
 
 def data() -> None:
-    """Say which data sets are in place, and where each comes from."""
+    """List the data sets, whether they are installed, and where each comes from."""
     from unforced.tasks.datasets import VARIABLE, available, root
 
     rows = []
@@ -126,6 +126,6 @@ def data() -> None:
         if len(entry.missing) == len(entry.dataset.files):
             state = "missing"
         rows.append((entry.dataset.folder, state, entry.dataset.title, entry.dataset.origin, entry.dataset.licence))
-    print_table(("folder", "state", "what it is", "origin", "licence"), rows)
+    print_table(("folder", "state", "description", "origin", "licence"), rows)
     if root() is None:
-        print(f"Set {VARIABLE} to the folder that holds these folders.", file=sys.stderr)
+        print(f"Set {VARIABLE} to the folder that contains these folders.", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Commands that train models, judge them and use them."""
+"""Commands that train, evaluate, use and compare models."""
 
 import os
 import shlex
@@ -29,22 +29,22 @@ def train(
     recipe
         Name of a built-in recipe, a TOML file, or a run folder to repeat.
     overrides
-        Changes such as training.epochs=3 or objective=label_smoothing.
+        Settings such as training.epochs=3 or objective=label_smoothing.
     run
-        The run folder; runs/RECIPE/VARIANT-SEED unless given. (Below torchrun, which has a --run of its own, use -o.)
+        Run folder (default: runs/RECIPE/VARIANT-SEED). With torchrun, which has its own --run, use -o.
     seed
-        The recipe's first seed unless given.
+        Random seed (default: the recipe's first).
     variant
-        A variant of the recipe; the recipe as it stands unless given.
+        Variant of the recipe (default: the recipe without its variants).
     resume
         Continue an interrupted run.
     quiet
-        Show no progress.
+        Do not show progress.
     """
     from unforced import api
 
     folder = api.train(recipe, *overrides, run=run, seed=seed, variant=variant, resume=resume, quiet=quiet)
-    if os.environ.get("RANK", "0") == "0":  # of several processes, one speaks
+    if os.environ.get("RANK", "0") == "0":  # only one of several processes prints
         print(folder)
 
 
@@ -64,13 +64,13 @@ def evaluate(
     run
         A run folder.
     split
-        Which part of the data.
+        Part of the data.
     decoder
-        One of the recipe's decoders; all of them unless given.
+        One of the recipe's decoders (default: all of them).
     checkpoint
         best, last, or the name of a checkpoint.
     quiet
-        Show no progress.
+        Do not show progress.
     """
     from unforced import api
 
@@ -89,24 +89,24 @@ def decode(
     batch: int = 32,
     seed: int = 1,
 ) -> None:
-    """Read sources from standard input, a line each, and write an output for each.
+    """Read one source per line from standard input and print one output per line.
 
     Parameters
     ----------
     run
         A run folder.
     options
-        Fields of the decoder, such as beam=5.
+        Options of the decoder, such as beam=5.
     method
-        A decoder of the run's recipe or of the catalogue.
+        Decoder of the run's recipe, or any decoder of "unforced list decoders".
     nbest
-        With more than one, write that many lines for a source: its number, the score and the output.
+        Number of outputs per source; with more than one, each line has the number of the source, the score and the output.
     checkpoint
         best, last, or the name of a checkpoint.
     batch
-        Lines decoded together.
+        Number of lines decoded together.
     seed
-        For decoders that draw at random.
+        Random seed for decoders that sample.
     """
     from unforced.cli.decode_stream import decode_lines
 
@@ -125,28 +125,28 @@ def compare(
     jobs: int = 1,
     quiet: bool = False,
 ) -> int:
-    """Train every variant of recipes with every seed, and say which is better.
+    """Train every variant of recipes with every seed, and compare their scores.
 
     Parameters
     ----------
     words
-        Recipes, and changes such as training.epochs=3 that hold for all of them.
+        Recipes, and settings such as training.epochs=3 for all of them.
     root
-        Folder of the runs; finished runs found there are kept, interrupted ones continued.
+        Folder of the runs; finished runs are kept, interrupted runs are continued.
     variants
-        Only these, separated by commas.
+        Names of variants, separated by commas (default: all).
     seeds
-        Only these, separated by commas.
+        Random seeds, separated by commas (default: those of the recipe).
     jobs
-        Runs that are made at a time, each with its share of the cores.
+        Number of runs at a time; they share the cores.
     quiet
-        Show no progress.
+        Do not show progress.
     """
     from unforced import api
 
     names = [word for word in words if "=" not in word]
     if not names:
-        raise InputError("compare needs the name or the file of a recipe")
+        raise InputError("compare needs a recipe: the name of a built-in one or a TOML file")
     overrides = [word for word in words if "=" in word]
     if seeds is not None:
         overrides.append(f"seeds=[{seeds}]")
@@ -167,14 +167,14 @@ def compare(
 
 
 def report(*runs: Path, output: Path = Path("report.html")) -> None:
-    """Write one offline page about run folders.
+    """Write an HTML page about run folders.
 
     Parameters
     ----------
     runs
-        Run folders, or folders that hold some.
+        Run folders, or folders that contain run folders.
     output
-        The page to write; a name that ends in .md gets the tables alone, as Markdown.
+        File to write; a name that ends in .md gets only the tables, as Markdown.
     """
     from unforced import api
 

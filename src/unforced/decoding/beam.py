@@ -103,7 +103,8 @@ class Pool:
                 return best > -torch.inf
             if self.length_penalty > 0:
                 return best / memory.limits**self.length_penalty > worst
-        return best / length**self.length_penalty > worst
+        scale: float = length**self.length_penalty
+        return best / scale > worst
 
 
 class StayMemory(NamedTuple):

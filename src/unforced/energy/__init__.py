@@ -3,6 +3,7 @@
 A sampler is a frozen dataclass. For a model and a batch it returns a `Kernel` of two functions, ``init`` and ``step``.
 
 >>> import torch
+>>> from unforced.energy import MetropolisHastings, energy, sweep
 >>> from unforced.types import Batch, Symbols
 >>> class Uniform:
 ...     def scores(self, batch, tokens, masked):
@@ -17,31 +18,27 @@ tensor([1.3863, 0.6931])
 tensor([2, 1])
 """
 
-from unforced.energy.chain import Chain
-from unforced.energy.energies import allowed, canvas, energy, terms, variables
-from unforced.energy.gibbs import Gibbs
-from unforced.energy.mask_predict import MaskPredict, random_start, warm_start
-from unforced.energy.metropolis_hastings import MetropolisHastings
-from unforced.energy.samplers import SweepInfo, sweep
-from unforced.protocols import Sampler
-from unforced.types import ChainInfo, ChainState, Kernel
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "Chain",
-    "ChainInfo",
-    "ChainState",
-    "Gibbs",
-    "Kernel",
-    "MaskPredict",
-    "MetropolisHastings",
-    "Sampler",
-    "SweepInfo",
-    "allowed",
-    "canvas",
-    "energy",
-    "random_start",
-    "sweep",
-    "terms",
-    "variables",
-    "warm_start",
-]
+from unforced.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from unforced.energy.chain import Chain as Chain
+    from unforced.energy.energies import allowed as allowed
+    from unforced.energy.energies import canvas as canvas
+    from unforced.energy.energies import energy as energy
+    from unforced.energy.energies import terms as terms
+    from unforced.energy.energies import variables as variables
+    from unforced.energy.gibbs import Gibbs as Gibbs
+    from unforced.energy.mask_predict import MaskPredict as MaskPredict
+    from unforced.energy.mask_predict import random_start as random_start
+    from unforced.energy.mask_predict import warm_start as warm_start
+    from unforced.energy.metropolis_hastings import MetropolisHastings as MetropolisHastings
+    from unforced.energy.samplers import SweepInfo as SweepInfo
+    from unforced.energy.samplers import sweep as sweep
+    from unforced.protocols import Sampler as Sampler
+    from unforced.types import ChainInfo as ChainInfo
+    from unforced.types import ChainState as ChainState
+    from unforced.types import Kernel as Kernel
+else:
+    __getattr__, __dir__, __all__ = lazy_exports(__name__)

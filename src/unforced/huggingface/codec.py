@@ -12,7 +12,7 @@ from torch import Tensor
 from unforced.errors import InputError
 from unforced.huggingface.batches import NOT_SCORED, causal_batch, masked_batch
 from unforced.huggingface.model_spec import PretrainedFolder
-from unforced.huggingface.vocabulary import Kind, ModelVocabulary
+from unforced.huggingface.vocabulary import ModelKind, ModelVocabulary
 from unforced.types import Batch, Encoded, Example
 
 
@@ -27,7 +27,7 @@ class TokenizerCodec(ModelVocabulary):
     def __init__(
         self,
         folder: PretrainedFolder,
-        kind: Kind,
+        kind: ModelKind,
         template: str,
         start: tuple[int, ...] = (),
         longest: tuple[int | None, int | None] = (None, None),

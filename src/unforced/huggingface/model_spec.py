@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 
 from unforced.errors import InputError
 from unforced.huggingface.parts import one_line
-from unforced.huggingface.vocabulary import Kind
+from unforced.huggingface.vocabulary import ModelKind
 from unforced.options import AtLeast, NonEmptyStr, Options
 from unforced.protocols import ReadsText
 from unforced.tasks.text import Language, TextTask
@@ -58,7 +58,7 @@ class HuggingFace(Options):
     def folder(self) -> "PretrainedFolder":
         return PretrainedFolder(self.path, self.download)
 
-    def loaded_kind(self) -> Kind:
+    def loaded_kind(self) -> ModelKind:
         """Return the kind of the model; "auto" is resolved by the folder's configuration."""
         if self.kind != "auto":
             return self.kind
@@ -163,7 +163,7 @@ class PretrainedFolder:
 
             return AutoTokenizer.from_pretrained(self.path, **options)
 
-    def model(self, kind: Kind, random: bool = False) -> Any:
+    def model(self, kind: ModelKind, random: bool = False) -> Any:
         """Return the model in float32, with weights from safetensors or ``random`` ones."""
         import torch
 

@@ -8,7 +8,7 @@ from unforced.errors import InputError
 from unforced.huggingface.parts import output_layer
 from unforced.types import Sizes, Symbols
 
-Kind = Literal["encoder_decoder", "causal", "masked"]
+ModelKind = Literal["encoder_decoder", "causal", "masked"]
 
 
 class ModelVocabulary:
@@ -29,7 +29,7 @@ class ModelVocabulary:
     def __init__(
         self,
         model: Any,
-        kind: Kind,
+        kind: ModelKind,
         tokenizer: Any = None,
         *,
         start: int | Sequence[int] | None = None,

@@ -18,7 +18,7 @@ from unforced.huggingface.parts import (
     one_line,
     output_layer,
 )
-from unforced.huggingface.vocabulary import Kind, ModelVocabulary
+from unforced.huggingface.vocabulary import ModelKind, ModelVocabulary
 from unforced.types import Batch, DecoderState
 
 
@@ -66,7 +66,7 @@ def wrap(
     return wrapped
 
 
-def _kind(model: Any) -> Kind:
+def _kind(model: Any) -> ModelKind:
     if is_encoder_decoder(model):
         return "encoder_decoder"
     return "causal" if getattr(model, "can_generate", lambda: False)() else "masked"

@@ -12,7 +12,7 @@ from unforced.errors import InputError
 from unforced.models.layers import TargetTokens, embedding_matrix, source_tokens
 from unforced.models.transformer import (
     Cache,
-    ReadingBlock,
+    EncoderBlock,
     check_heads,
     check_shared_vocabulary,
     linear,
@@ -20,7 +20,6 @@ from unforced.models.transformer import (
     split_heads,
 )
 from unforced.ops.kernels import dropout
-from unforced.ops.masks import gather_positions
 from unforced.options import Count, Fraction, Natural, Options
 from unforced.types import Batch, Sizes
 
@@ -144,29 +143,6 @@ class MaskedTokens(TargetTokens, ABC):
         return log_z
 
 
-class MaskedBlock(ReadingBlock):
-    """x += self-attention(norm x) over all positions; x += cross-attention(norm x); x += feed-forward(norm x)."""
-
-    def forward(
-        self,
-        x: Tensor,
-        mask: Tensor | None,
-        memory: Cache | None,
-        memory_mask: Tensor | None,
-        positions: Tensor | None = None,
-    ) -> Tensor:
-        """Map [R,T,width] to [R,T,width], or to [R,P,width] at ``positions`` [R,P], which see all others."""
-        normed, width = self.self_norm(x), x.shape[-1]
-        if positions is None:
-            q, k, v = split_heads(self.qkv(normed), 3, self.heads)
-        else:
-            k, v = split_heads(F.linear(normed, self.qkv.weight[width:]), 2, self.heads)
-            (q,) = split_heads(F.linear(gather_positions(normed, positions), self.qkv.weight[:width]), 1, self.heads)
-            x = gather_positions(x, positions)
-        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)  # [R,heads,T,d]
-        return self._rest(x, attended, memory, memory_mask)
-
-
 class MaskedBlocks(nn.Module):
     """Positions, a stack of blocks in which every position sees all others, and a final norm.
 
@@ -186,7 +162,7 @@ class MaskedBlocks(nn.Module):
         super().__init__()
         self.rate = rate
         self.positions = None if longest is None else nn.Parameter(torch.randn(longest, width) / width**0.5)
-        self.blocks = nn.ModuleList(MaskedBlock(width, heads, feedforward, rate, cross) for _ in range(layers))
+        self.blocks = nn.ModuleList(EncoderBlock(width, heads, feedforward, rate, cross) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
 
     def forward(

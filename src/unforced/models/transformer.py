@@ -19,6 +19,7 @@ from unforced.models.layers import (
     source_tokens,
 )
 from unforced.ops.kernels import dropout
+from unforced.ops.masks import gather_positions
 from unforced.options import Count, Fraction, Natural, Options
 from unforced.types import Batch, DecoderState, Sizes
 
@@ -48,7 +49,8 @@ def linear(inputs: int, outputs: int, blocks: int = 1) -> nn.Linear:
 
 def split_heads(x: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:
     """Split [R,T,parts·heads·d] into ``parts`` tensors [R,heads,T,d], without a copy."""
-    return x.unflatten(-1, (parts, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+    split: tuple[Tensor, ...] = x.unflatten(-1, (parts, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+    return split
 
 
 def merge_heads(x: Tensor) -> Tensor:
@@ -74,16 +76,6 @@ class Block(nn.Module):
 
     def _add(self, x: Tensor, change: Tensor) -> Tensor:
         return x + dropout(change, self.rate, self.training)
-
-
-class EncoderBlock(Block):
-    """x += self-attention(norm x); x += feed-forward(norm x)."""
-
-    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """Map [R,S,width] to [R,S,width]; every position sees those that ``mask`` [R,1,1,S] allows."""
-        q, k, v = split_heads(self.qkv(self.self_norm(x)), 3, self.heads)
-        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-        return self._feed(self._add(x, self.self_out(merge_heads(attended))))
 
 
 class CrossAttention(nn.Module):
@@ -125,6 +117,35 @@ class ReadingBlock(Block):
         if self.cross is not None and memory is not None:
             x = self._add(x, self.cross(x, memory, mask, where))
         return self._feed(x)
+
+
+class EncoderBlock(ReadingBlock):
+    """A block in which every position sees all those that ``mask`` [R,1,1,T] allows.
+
+    x += self-attention(norm x); x += cross-attention(norm x) if there is a memory; x += feed-forward(norm x).
+    """
+
+    def __init__(self, width: int, heads: int, feedforward: int, rate: float, cross: bool = False) -> None:
+        super().__init__(width, heads, feedforward, rate, cross)
+
+    def forward(
+        self,
+        x: Tensor,
+        mask: Tensor | None,
+        memory: Cache | None = None,
+        memory_mask: Tensor | None = None,
+        positions: Tensor | None = None,
+    ) -> Tensor:
+        """Map [R,T,width] to [R,T,width], or to [R,P,width] at ``positions`` [R,P], which see all others."""
+        normed, width = self.self_norm(x), x.shape[-1]
+        if positions is None:
+            q, k, v = split_heads(self.qkv(normed), 3, self.heads)
+        else:
+            k, v = split_heads(F.linear(normed, self.qkv.weight[width:]), 2, self.heads)
+            (q,) = split_heads(F.linear(gather_positions(normed, positions), self.qkv.weight[:width]), 1, self.heads)
+            x = gather_positions(x, positions)
+        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)  # [R,heads,T,d]
+        return self._rest(x, attended, memory, memory_mask)
 
 
 class DecoderBlock(ReadingBlock):

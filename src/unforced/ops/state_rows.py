@@ -45,12 +45,14 @@ def repeat(state: DecoderState, k: int) -> DecoderState:
     """Repeat each row k times."""
     if k == 1:
         return state
-    return map_rows(lambda leaf: leaf.repeat_interleave(k, dim=0), state)
+    repeated: DecoderState = map_rows(lambda leaf: leaf.repeat_interleave(k, dim=0), state)
+    return repeated
 
 
 def keep(state: DecoderState, rows: Tensor) -> DecoderState:
     """Select rows of the whole state, for example when examples leave the batch."""
-    return take(state, rows)
+    kept: DecoderState = take(state, rows)
+    return kept
 
 
 def reorder(state: DecoderState, rows: Tensor) -> DecoderState:
