@@ -19,7 +19,8 @@ from unforced import __version__
 from unforced.decoding.greedy import Greedy
 from unforced.objectives.cross_entropy import CrossEntropy
 from unforced.recipes.recipe import Recipe, Variant
-from unforced.tasks.text import PairCodec, Pairs
+from unforced.tasks.codecs import PairCodec
+from unforced.tasks.pairs import Pairs
 from unforced.training.batching import epoch_batches, token_lengths
 from unforced.training.options import Training
 from unforced.training.trainer import train

@@ -37,11 +37,11 @@ REGISTRY: dict[str, dict[str, str]] = {
     "tasks": {
         "g2p": "unforced.tasks.pronunciation:G2P",
         "streaming_g2p": "unforced.tasks.streaming_g2p:StreamingG2P",
-        "pairs": "unforced.tasks.text:Pairs",
+        "pairs": "unforced.tasks.pairs:Pairs",
         "translation": "unforced.tasks.text:Translation",
         "dialogue": "unforced.tasks.text:Dialogue",
         "summarization": "unforced.tasks.text:Summarization",
-        "language": "unforced.tasks.text:Language",
+        "language": "unforced.tasks.language:Language",
         "phonemes": "unforced.tasks.pronunciation:Phonemes",
         "tagging": "unforced.tasks.tagging:Tagging",
         "images": "unforced.tasks.images:Images",

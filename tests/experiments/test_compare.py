@@ -21,7 +21,7 @@ from unforced.experiments.statistics import WIDE, WIDE_PERMUTATIONS, judge, leng
 from unforced.metrics.significance import paired_test
 from unforced.recipes.recipe import Recipe, load
 from unforced.reports.page import write_comparison_page
-from unforced.tasks.text import Pairs
+from unforced.tasks.pairs import Pairs
 from unforced.training import run_folder
 from unforced.training.run_folder import FORMAT
 from unforced.training.run_identity import expected_facts, training_data_fact

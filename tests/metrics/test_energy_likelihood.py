@@ -21,9 +21,9 @@ from unforced.objectives.masked_lm import MaskedLM
 from unforced.objectives.pseudo_likelihood import PseudoLikelihood
 from unforced.protocols import FittedTask
 from unforced.recipes.recipe import load
+from unforced.tasks.language import Language
 from unforced.tasks.pronunciation import Phonemes
 from unforced.tasks.synthetic import Palindromes
-from unforced.tasks.text import Language
 from unforced.training.evaluation import evaluate, gold_likelihoods
 from unforced.types import Example, Progress
 

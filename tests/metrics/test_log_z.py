@@ -12,8 +12,9 @@ from unforced.metrics.likelihood import LogZ
 from unforced.metrics.significance import interval
 from unforced.models.lstm import LSTM
 from unforced.protocols import FittedTask, LikelihoodMetric, LikelihoodRow, Metric, Task
+from unforced.tasks.pairs import Pairs
 from unforced.tasks.tagging import Tagging
-from unforced.tasks.text import Dialogue, Pairs, Summarization, Translation
+from unforced.tasks.text import Dialogue, Summarization, Translation
 from unforced.training import evaluation
 from unforced.training.evaluation import evaluate, gold_likelihoods
 

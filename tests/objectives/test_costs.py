@@ -8,7 +8,7 @@ import torch
 import unforced
 from unforced.errors import InputError
 from unforced.objectives.costs import Confusions, Hamming, Table, WeightedHamming, gold_steps
-from unforced.tasks.tagging import TagCodec
+from unforced.tasks.codecs import TagCodec
 from unforced.tasks.tokenization import Vocabulary
 from unforced.types import Batch, Symbols
 

@@ -44,7 +44,7 @@ from unforced.objectives.token_sequence_smoothing import TokenSequenceSmoothing
 from unforced.objectives.token_smoothing import TokenSmoothing
 from unforced.ops import random_streams
 from unforced.recipes.fields import build, to_mapping
-from unforced.tasks.text import PairCodec
+from unforced.tasks.codecs import PairCodec
 from unforced.tasks.tokenization import TextCoder
 from unforced.types import Batch, Example, Sizes, Symbols
 

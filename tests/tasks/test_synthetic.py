@@ -8,7 +8,8 @@ import pytest
 
 from unforced.errors import InputError
 from unforced.protocols import Codec, Task
-from unforced.tasks.synthetic import HMM, Letters, Palindromes, all_sequences, is_palindrome
+from unforced.tasks.codecs import StringCodec
+from unforced.tasks.synthetic import HMM, Palindromes, all_sequences, is_palindrome
 from unforced.types import Example
 
 TASKS = [Palindromes(), HMM(emissions="low"), HMM(emissions="high")]
@@ -124,26 +125,11 @@ def test_codec_round_trip(task):
 
 
 def test_batches_without_targets_know_their_length():
-    codec = Letters(5, 5)
+    codec = StringCodec(5, 5)
     batch = codec.collate([codec.encode(Example(codec.parse("\n"), None))] * 2, [0, 1])
     assert batch.length.tolist() == [5, 5]
     assert not batch.mask.any()
-
-
-def test_show_is_the_string_and_only_blank_lines_are_sources():
-    codec = Letters(5, 5)
     assert codec.show("abcba") == "abcba"
-    with pytest.raises(InputError, match="no source"):
-        codec.parse("abcba")
-
-
-@pytest.mark.parametrize(
-    ("target", "message"),
-    [("abcd", "4 letters where 5"), ("abcdx", "'x' is not one of the letters a to e"), ("abcd ", "' ' is not")],
-)
-def test_strings_that_do_not_fit_are_refused(target, message):
-    with pytest.raises(InputError, match=message):
-        Letters(5, 5).encode(Example(None, target))
 
 
 def test_wrong_options_are_refused():
@@ -151,7 +137,3 @@ def test_wrong_options_are_refused():
         Palindromes(length=1)
     with pytest.raises(InputError, match="too many to enumerate"):
         HMM(length=20).entropy()
-    with pytest.raises(InputError, match="'alphabet' and 'length'"):
-        Letters.from_json({"alphabet": 5})
-    with pytest.raises(InputError, match="not all letters"):
-        Letters(5, 5).decode([5])

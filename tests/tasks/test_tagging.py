@@ -97,8 +97,6 @@ def test_the_codec_comes_back_from_json(entities):
     assert (same.source == codec.encode(example).source).all()
     assert same.target == codec.encode(example).target
     assert (again.symbols, again.sizes, again.to_json()) == (codec.symbols, codec.sizes, codec.to_json())
-    with pytest.raises(InputError, match="no tags"):
-        entities.codec({"words": {}, "lowercase": False, "unseen": "error"})
 
 
 def test_show_and_parse_are_lines_of_words(entities):
@@ -149,7 +147,7 @@ def test_gzipped_files_and_columns_of_spaces(tmp_path):
 
 def test_a_missing_column_names_the_line(tmp_path):
     path = write(tmp_path / "a.tsv", "a\tX", "b", "c\tX")
-    with pytest.raises(InputError, match=r"a\.tsv:2: at least 2 columns"):
+    with pytest.raises(InputError, match=r"a\.tsv:2: must have a word in column 0 and a tag in 1"):
         Tagging(train=path, metric="accuracy").read("train")
 
 
@@ -172,7 +170,7 @@ def test_an_unseen_tag_is_an_error_or_an_answer_nobody_matches(tmp_path):
     dev = write(tmp_path / "dev.tsv", "a\tX", "b\tZ")
     strict = Tagging(train=train, dev=dev, test=dev, min_count=1)
     codec = strict.fit(strict.read("train"))
-    with pytest.raises(InputError, match="The tag 'Z' never occurs in the training data but does in 'a b'"):
+    with pytest.raises(InputError, match="the tag 'Z' of 'a b' is not in the training data"):
         codec.encode(strict.read("dev")[0])
     lenient = Tagging(train=train, dev=dev, test=dev, min_count=1, unseen_tags="wrong")
     codec = lenient.fit(lenient.read("train"))
@@ -180,23 +178,13 @@ def test_an_unseen_tag_is_an_error_or_an_answer_nobody_matches(tmp_path):
     assert target[1] in codec.symbols.banned
 
 
-def test_unequal_words_and_tags_are_refused(entities):
-    codec = entities.fit(entities.read("train"))
-    with pytest.raises(InputError, match="2 words but 1 tags"):
-        codec.encode(Example(("a", "b"), ("O",)))
-    with pytest.raises(InputError, match="no words"):
-        codec.encode(Example((), ()))
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "needs a dataset"),
-        ({"dev": "d"}, "needs a dataset"),
-        ({"dataset": "germeval14_small", "coarse": True}, "coarse is for"),
-        ({"train": "t", "coarse": True}, "coarse is for"),
-        ({"dataset": "german_ler", "train": "t"}, "not both"),
-        ({"dataset": "german_ler", "tag_column": 2}, "not both"),
+        ({"dataset": "germeval14_small", "coarse": True}, "coarse needs the dataset"),
+        ({"train": "t", "coarse": True}, "coarse needs the dataset"),
+        ({"dataset": "german_ler", "train": "t"}, "set either dataset, or"),
+        ({"dataset": "german_ler", "tag_column": 2}, "set either dataset, or"),
     ],
 )
 def test_wrong_options_are_refused(options, message):
@@ -207,10 +195,10 @@ def test_wrong_options_are_refused(options, message):
 def test_a_missing_file_and_an_empty_one_are_refused(tmp_path):
     with pytest.raises(InputError, match="no such file"):
         Tagging(train=str(tmp_path / "none.tsv")).read("train")
-    with pytest.raises(InputError, match="No file of words and tags is named"):
+    with pytest.raises(InputError, match=r"task\.train is empty"):
         Tagging(train="").read("train")
     empty = write(tmp_path / "empty.tsv", "")
-    with pytest.raises(InputError, match="no usable sentence for dev"):
+    with pytest.raises(InputError, match="no usable example for dev"):
         Tagging(train=empty, dev=empty, test=empty).read("dev")
 
 

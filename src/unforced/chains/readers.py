@@ -19,7 +19,7 @@ from unforced.huggingface.masked import WrappedMasked
 from unforced.huggingface.model_spec import PretrainedFolder
 from unforced.huggingface.wrap import wrap
 from unforced.protocols import FittedTask, MaskedModel, Split
-from unforced.tasks.text import PairCodec
+from unforced.tasks.codecs import PairCodec
 from unforced.tasks.tokenization import Characters, Pieces, TextCoder
 from unforced.training.loading import fastest_device, load
 from unforced.training.run_folder import RunFolder

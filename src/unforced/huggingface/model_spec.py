@@ -15,7 +15,8 @@ from unforced.huggingface.parts import one_line
 from unforced.huggingface.vocabulary import ModelKind
 from unforced.options import AtLeast, NonEmptyStr, Options
 from unforced.protocols import ReadsText
-from unforced.tasks.text import Language, TextTask
+from unforced.tasks.language import Language
+from unforced.tasks.text import TextTask
 from unforced.types import Example, Sizes
 
 if TYPE_CHECKING:

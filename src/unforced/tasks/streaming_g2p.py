@@ -1,20 +1,20 @@
 """Streaming grapheme to phoneme: pronounce an English word while it is being spelled."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import ClassVar
 
 import numpy as np
 
 from unforced.errors import InputError
 from unforced.metrics.tagging import TokenAccuracy
 from unforced.metrics.text import ErrorRate, ExactError
-from unforced.protocols import Metric, Split
+from unforced.protocols import Codec, Metric, Split
 from unforced.tasks.alignment import Aligner, alignable, join_labels
-from unforced.tasks.files import count
+from unforced.tasks.codecs import TagCodec
 from unforced.tasks.pronunciation import G2P
-from unforced.tasks.tagging import TagCodec
 from unforced.tasks.tokenization import Vocabulary
 from unforced.types import Example, Examples
 
@@ -28,7 +28,7 @@ class LetterCodec(TagCodec):
     def parse(self, line: str) -> tuple[str, ...]:
         words = line.split()
         if len(words) != 1:
-            raise InputError(f"Each line must hold one word, but this one holds {len(words)}.")
+            raise InputError(f"each line must hold one word, but this one holds {len(words)}")
         return tuple(words[0])
 
 
@@ -67,6 +67,8 @@ class StreamingG2P(G2P):
     cannot be aligned and are left out.
     """
 
+    codec_class: ClassVar[type[Codec]] = LetterCodec
+
     @cached_property
     def aligner(self) -> Aligner:
         """The alignment model, learned from the training words."""
@@ -74,12 +76,12 @@ class StreamingG2P(G2P):
 
     def read(self, split: Split) -> Examples:
         words = super().read(split)
-        dropped, kept = dict(words.dropped), []
+        dropped, kept = Counter(words.dropped), []
         for example in words:
             if all(alignable(example.source, answer.split()) for answer in example.answers):
                 kept.append(example)
             else:
-                count(dropped, "more than two phonemes a letter")
+                dropped["more than two phonemes a letter"] += 1
         pairs = list(dict.fromkeys((example.source, answer) for example in kept for answer in example.answers))
         found = self.aligner.align([(word, answer.split()) for word, answer in pairs])
         labels = {pair: alignment.labels for pair, alignment in zip(pairs, found)}
@@ -93,9 +95,6 @@ class StreamingG2P(G2P):
         letters = Vocabulary.learn((example.source for example in train), eos=False)
         labels = Vocabulary.learn((example.target for example in train), eos=False)
         return LetterCodec(letters, labels, lowercase=True, unseen="wrong")
-
-    def codec(self, data: dict[str, Any]) -> LetterCodec:
-        return LetterCodec.from_json(data)
 
     def metrics(self) -> tuple[Metric, ...]:
         return (

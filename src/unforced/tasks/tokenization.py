@@ -1,4 +1,4 @@
-"""Token strings and their ids."""
+"""Vocabularies, and text cut into words, characters or byte pairs."""
 
 import json
 from collections import Counter
@@ -6,27 +6,27 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from unforced.errors import InputError
 from unforced.types import Example, Symbols
 
+# Tokens and their ids
+
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Ids 0 ``<pad>``, 1 ``<bos>``, then ``<eos>`` and ``<unk>`` where wanted, then the tokens of the data.
+    """Ids 0 ``<pad>``, 1 ``<bos>``, then optionally ``<eos>`` and ``<unk>``, then the tokens of the data.
 
-    Strings of the data that look like a reserved name get an id of their own, so the two never collide.
+    Tokens of the data that look like a reserved name get an id of their own.
 
     >>> vocabulary = Vocabulary.learn([["b", "a"], ["b", "<eos>"]])
     >>> vocabulary.tokens
     ('<pad>', '<bos>', '<eos>', '<unk>', 'b', '<eos>', 'a')
     >>> vocabulary.encode(["a", "b", "?", "<eos>"], eos=True)
     [6, 4, 3, 5, 2]
-    >>> vocabulary.decode([6, 4])
-    ['a', 'b']
     >>> vocabulary.symbols
     Symbols(pad=0, bos=1, eos=2, banned=(0, 1))
     """
@@ -45,7 +45,7 @@ class Vocabulary:
         eos: bool = True,
         unknown: bool = True,
     ) -> "Vocabulary":
-        """The tokens seen at least ``min_count`` times, at most ``max_size`` of them (reserved names not counted).
+        """Return the tokens that occur at least ``min_count`` times, at most ``max_size`` (reserved names excluded).
 
         The most frequent come first, equally frequent ones in alphabetical order.
         """
@@ -70,7 +70,7 @@ class Vocabulary:
 
     @cached_property
     def unk(self) -> int | None:
-        """The id that stands for unknown tokens."""
+        """The id of unknown tokens, None if there is none."""
         return len(self.reserved) - 1 if self.unknown else None
 
     @cached_property
@@ -84,16 +84,19 @@ class Vocabulary:
         return token in self._ids
 
     def encode(self, tokens: Sequence[str], eos: bool) -> list[int]:
-        """The tokens' ids, with the end symbol behind them if ``eos``."""
+        """Return the ids of tokens, followed by the end symbol if ``eos``."""
         if eos and not self.eos:
-            raise InputError("This vocabulary has no end symbol.")
-        ids = [self._ids.get(token, self.unk) for token in tokens]
-        if None in ids:
-            raise InputError(f"The token {tokens[ids.index(None)]!r} is not in the vocabulary.")
-        return [*ids, 2] if eos else ids  # type: ignore[list-item, return-value]
+            raise InputError("this vocabulary has no end symbol")
+        ids = []
+        for token in tokens:
+            id = self._ids.get(token, self.unk)
+            if id is None:
+                raise InputError(f"the token {token!r} is not in the vocabulary")
+            ids.append(id)
+        return [*ids, 2] if eos else ids
 
     def decode(self, ids: Iterable[int]) -> list[str]:
-        """The ids' names; callers have cut the end symbol and padding off."""
+        """Return the names of ids."""
         return [self.tokens[i] for i in ids]
 
     def to_json(self) -> dict[str, Any]:
@@ -101,33 +104,18 @@ class Vocabulary:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "Vocabulary":
-        try:
-            tokens, eos, unknown = tuple(data["tokens"]), data["eos"], data["unknown"]
-        except (KeyError, TypeError):
-            raise InputError("A vocabulary needs the keys 'tokens', 'eos' and 'unknown'.") from None
-        if not all(isinstance(t, str) for t in tokens) or len(set(tokens)) != len(tokens):
-            raise InputError("The tokens of a vocabulary must be different strings.")
-        return cls(tokens, bool(eos), bool(unknown))
+        return cls(tuple(data["tokens"]), data["eos"], data["unknown"])
 
 
-# Ways to cut text into tokens and to put it together again.
+# Text and its tokens
 
 Tokens = Literal["words", "characters", "bpe"]
 BYTES = len(pre_tokenizers.ByteLevel.alphabet())
 REPLACEMENT = "\ufffd"
 
 
-class Segmenter(Protocol):
-    def split(self, text: str) -> list[str]: ...
-
-    def join(self, tokens: Sequence[str]) -> str: ...
-
-    def to_json(self) -> dict[str, Any]: ...
-
-
-@dataclass(frozen=True)
 class Words:
-    """What stands between white space."""
+    """Words, separated by white space."""
 
     def split(self, text: str) -> list[str]:
         return text.split()
@@ -139,9 +127,8 @@ class Words:
         return {"kind": "words"}
 
 
-@dataclass(frozen=True)
 class Characters:
-    """Code points; a reserved name in an output (an unknown character) shows as the replacement character."""
+    """Code points; a reserved name in an output, such as an unknown character, becomes U+FFFD."""
 
     def split(self, text: str) -> list[str]:
         return list(text)
@@ -155,10 +142,9 @@ class Characters:
 
 @dataclass(frozen=True)
 class Pieces:
-    """Byte pair encoding over UTF-8 bytes (Sennrich et al. 2016), as the ``tokenizers`` library does it.
+    """Byte pair encoding of UTF-8 (Sennrich et al. 2016) with the ``tokenizers`` library.
 
-    A space goes before the text, so that a word is cut alike at the start of a text and within it.
-    ``model`` is the library's own JSON. It has no special tokens: the vocabulary's reserved ids are apart from it.
+    A space is put before the text, so that a word is cut the same way at the start of a text and inside.
 
     >>> pieces = Pieces.learn(["low lower lowest", "new newer newest"], size=270)
     >>> pieces.split("lowest")
@@ -167,13 +153,13 @@ class Pieces:
     '  <eos> größer\\t'
     """
 
-    model: str
+    model: str  # JSON of the library, without special tokens
 
     @classmethod
     def learn(cls, texts: Iterable[str], size: int) -> "Pieces":
-        """``size`` pieces (the 256 bytes among them), fewer if the texts have no more pairs to merge."""
+        """Learn ``size`` pieces, the 256 bytes included; fewer if there are no more pairs to merge."""
         if size < BYTES:
-            raise InputError(f"A BPE vocabulary has at least {BYTES} pieces, one for each byte; {size} are too few.")
+            raise InputError(f"a BPE vocabulary needs at least {BYTES} pieces, one for each byte, got {size}")
         tokenizer = Tokenizer(models.BPE())
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         trainer = trainers.BpeTrainer(
@@ -184,10 +170,7 @@ class Pieces:
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:
-        try:
-            return Tokenizer.from_str(self.model)
-        except Exception as error:  # the library raises bare Exception
-            raise InputError(f"The BPE model can't be read ({error}).") from None
+        return Tokenizer.from_str(self.model)
 
     @cached_property
     def tokens(self) -> tuple[str, ...]:
@@ -196,33 +179,23 @@ class Pieces:
         return tuple(sorted(vocabulary, key=vocabulary.__getitem__))
 
     def split(self, text: str) -> list[str]:
-        return self._tokenizer.encode(" " + text).tokens
+        tokens: list[str] = self._tokenizer.encode(" " + text).tokens
+        return tokens
 
     def join(self, tokens: Sequence[str]) -> str:
-        return _BYTES.decode(list(tokens)).removeprefix(" ")
+        text: str = decoders.ByteLevel().decode(list(tokens))
+        return text.removeprefix(" ")
 
     def to_json(self) -> dict[str, Any]:
         return {"kind": "bpe", "model": json.loads(self.model)}
 
 
-_BYTES = decoders.ByteLevel()
-
-
-def segmenter_from_json(data: dict[str, Any]) -> Segmenter:
-    """The segmenter that ``to_json`` described."""
-    match data:
-        case {"kind": "words"}:
-            return Words()
-        case {"kind": "characters"}:
-            return Characters()
-        case {"kind": "bpe", "model": dict(model)}:
-            return Pieces(json.dumps(model, ensure_ascii=False))
-    raise InputError(f"There is no segmenter like {str(data)[:80]!r}.")
+Segmenter = Words | Characters | Pieces
 
 
 @dataclass(frozen=True)
 class TextCoder:
-    """Text <-> token ids: a segmenter and the vocabulary of its tokens.
+    """Text to token ids and back: a segmenter, and the vocabulary of its tokens.
 
     >>> coder = TextCoder.learn(["a b", "b c"], "words")
     >>> coder.encode("b a d", eos=True), coder.decode([4, 5])
@@ -243,25 +216,25 @@ class TextCoder:
         min_count: int = 1,
         lowercase: bool = False,
     ) -> "TextCoder":
-        """``size`` is the most tokens a vocabulary of words or characters may have, and the number of BPE pieces.
+        """Learn a vocabulary of at most ``size`` tokens, reserved names excluded.
 
-        BPE knows every byte, so its vocabulary needs no symbol for unknown tokens and ``min_count`` says nothing.
+        With "bpe", ``size`` is the number of pieces (default 8,000). Its vocabulary has every byte, so it needs no
+        symbol for unknown tokens and ignores ``min_count``.
         """
         texts = [text.lower() for text in texts] if lowercase else list(texts)
         if tokens == "bpe":
             pieces = Pieces.learn(texts, 8000 if size is None else size)
             return cls(pieces, Vocabulary(pieces.tokens, unknown=False), lowercase)
-        segmenter: Segmenter = Words() if tokens == "words" else Characters()
+        segmenter = Words() if tokens == "words" else Characters()
         sequences = (segmenter.split(text) for text in texts)
-        vocabulary = Vocabulary.learn(sequences, min_count=min_count, max_size=size)
-        return cls(segmenter, vocabulary, lowercase)
+        return cls(segmenter, Vocabulary.learn(sequences, min_count=min_count, max_size=size), lowercase)
 
     def encode(self, text: str, eos: bool) -> list[int]:
         text = text.lower() if self.lowercase else text
         return self.vocabulary.encode(self.segmenter.split(text), eos)
 
     def references(self, example: Example) -> tuple[int, ...]:
-        """The ids that occur in an example's references, in ascending order; none if the target is all there is."""
+        """Return the ids that occur in the references of an example, ascending; none if the target is the only one."""
         if set(example.references) <= {example.target}:
             return ()
         return tuple(sorted({id for text in example.references for id in self.encode(text, eos=False)}))
@@ -271,16 +244,15 @@ class TextCoder:
 
     def to_json(self) -> dict[str, Any]:
         data = {"segmenter": self.segmenter.to_json(), "lowercase": self.lowercase}
-        if not isinstance(self.segmenter, Pieces):  # whose model holds the tokens already
+        if not isinstance(self.segmenter, Pieces):  # their model has the tokens
             data["vocabulary"] = self.vocabulary.to_json()
         return data
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "TextCoder":
-        try:
-            segmenter, lowercase = segmenter_from_json(data["segmenter"]), bool(data["lowercase"])
-            if isinstance(segmenter, Pieces):
-                return cls(segmenter, Vocabulary(segmenter.tokens, unknown=False), lowercase)
-            return cls(segmenter, Vocabulary.from_json(data["vocabulary"]), lowercase)
-        except (KeyError, TypeError) as error:
-            raise InputError(f"The codec's description of text is incomplete ({error}).") from None
+        kind = data["segmenter"]["kind"]
+        if kind == "bpe":
+            pieces = Pieces(json.dumps(data["segmenter"]["model"], ensure_ascii=False))
+            return cls(pieces, Vocabulary(pieces.tokens, unknown=False), data["lowercase"])
+        segmenter = Words() if kind == "words" else Characters()
+        return cls(segmenter, Vocabulary.from_json(data["vocabulary"]), data["lowercase"])

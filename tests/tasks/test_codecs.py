@@ -1,4 +1,6 @@
-"""Batches: padding, masks, prefixes, the four kinds of source, and lengths that are fixed."""
+"""Batches: padding, masks, prefixes, the four kinds of source and fixed lengths; invalid examples of each codec."""
+
+from typing import Any
 
 import numpy as np
 import pytest
@@ -7,8 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unforced.errors import InputError
-from unforced.tasks.codecs import collate
-from unforced.types import Encoded, Symbols
+from unforced.tasks.codecs import (
+    BaseCodec,
+    PairCodec,
+    Picture,
+    PictureCodec,
+    PixelCodec,
+    StringCodec,
+    TagCodec,
+    collate,
+)
+from unforced.tasks.tokenization import TextCoder, Vocabulary
+from unforced.types import Encoded, Example, Symbols
 
 SYMBOLS = Symbols(pad=0, bos=1, eos=2, banned=(0, 1))
 TAGS = Symbols(pad=0, bos=1, eos=None, banned=(0, 1))
@@ -57,14 +69,10 @@ def test_kinds_of_sources() -> None:
     assert batch.source is None
 
 
-def test_fixed_length_is_the_sources_or_else_the_targets() -> None:
-    encoded = [Encoded([4, 5], [6, 7]), Encoded([4], [])]
-    batch = collate(encoded, [0, 1], TAGS, fixed_length=True)
+def test_fixed_lengths() -> None:
+    batch = collate([Encoded([4, 5], [6, 7]), Encoded([4], [])], [0, 1], TAGS, length=[2, 1])
     assert batch.length is not None
     assert batch.length.tolist() == [2, 1]
-    batch = collate([Encoded(0, [6, 7, 8]), Encoded(1, [6, 6, 6])], [0, 1], TAGS, fixed_length=True)
-    assert batch.length is not None
-    assert batch.length.tolist() == [3, 3]
     batch = collate([Encoded(None, []), Encoded(None, [])], [0, 1], TAGS, length=4)
     assert batch.length is not None
     assert batch.length.tolist() == [4, 4]
@@ -73,23 +81,15 @@ def test_fixed_length_is_the_sources_or_else_the_targets() -> None:
 @pytest.mark.parametrize(
     ("encoded", "options", "message"),
     [
-        ([], {}, "at least one example"),
+        ([], {}, "got 0 examples and 0 ids"),
         ([Encoded([4], [2]), Encoded([], [2])], {}, "source of example 1 is empty"),
         ([Encoded([4], [2]), Encoded(None, [2])], {}, "others have none"),
-        ([Encoded(np.zeros((2, 2)), [2])], {}, "2 dimensions"),
-        ([Encoded(np.zeros((1, 2, 2)), [2]), Encoded(np.zeros((1, 3, 2)), [2])], {}, "different shapes"),
-        ([Encoded([4, 5], [6])], {"fixed_length": True}, "1 target tokens where 2 are wanted"),
-        ([Encoded(None, [])], {"fixed_length": True}, "0 target tokens where 0 are wanted"),
+        ([Encoded([4, 5], [6])], {"length": [2]}, "has 1 target tokens, but must have 2"),
     ],
 )
-def test_what_cannot_be_a_batch_is_refused(encoded: list[Encoded], options: dict, message: str) -> None:
+def test_invalid_batches(encoded: list[Encoded], options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         collate(encoded, list(range(len(encoded))), SYMBOLS, **options)
-
-
-def test_ids_must_be_as_many_as_examples() -> None:
-    with pytest.raises(InputError, match="1 examples but 2 ids"):
-        collate([Encoded(None, [2])], [0, 1], SYMBOLS)
 
 
 def test_references_are_padded_and_go_with_their_rows() -> None:
@@ -101,3 +101,58 @@ def test_references_are_padded_and_go_with_their_rows() -> None:
     assert some is not None
     assert some.tolist() == [[3, 0, 0], [6, 7, 8]]
     assert collate([Encoded([4], [6, 2])], [0], SYMBOLS).references is None
+
+
+WORDS, NAMES = Vocabulary.learn([["a", "b"]], eos=False), Vocabulary.learn([["X"]], eos=False)
+CODECS: list[BaseCodec] = [
+    PairCodec(TextCoder.learn(["a"], "words"), TextCoder.learn(["b"], "words")),
+    TagCodec(WORDS, NAMES),
+    PixelCodec((2, 2), levels=4, classes=3),
+    PictureCodec((4, 6, 3), TextCoder.learn(["a"], "words")),
+    StringCodec(5, 5),
+]
+IMAGE = np.zeros((2, 2), int)
+
+
+@pytest.mark.parametrize(
+    ("codec", "example", "message"),
+    [
+        (CODECS[1], Example(("a", "b"), ("X",)), "2 words, but 1 tags"),
+        (CODECS[1], Example(("a", "b"), ("X", "Z")), "the tag 'Z' of 'a b' is not in the training data"),
+        (CODECS[2], Example(0, np.zeros((3, 2), int)), r"must have the shape \(2, 2\)"),
+        (CODECS[2], Example(0, IMAGE + 4), "levels from 0 to 3"),
+        (CODECS[2], Example(3, IMAGE), "from 0 to 2, got 3"),
+        (CODECS[2], Example(None, IMAGE), "from 0 to 2, got None"),
+        (CODECS[3], Example(Picture("odd", np.zeros((4, 4, 3), np.uint8)), "a"), r"must be uint8 \(4, 6, 3\)"),
+        (CODECS[3], Example("odd.png", "a"), r"must be uint8 \(4, 6, 3\)"),
+        (CODECS[4], Example(None, "abcd"), "must have 5 letters from a to e, got 'abcd'"),
+        (CODECS[4], Example(None, "abcdx"), "must have 5 letters from a to e"),
+    ],
+)
+def test_invalid_examples(codec: Any, example: Example, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        codec.encode(example)
+
+
+@pytest.mark.parametrize(
+    ("codec", "line", "message"),
+    [
+        (CODECS[0], " \n", "the line is blank"),
+        (CODECS[1], "\n", "the line is blank"),
+        (CODECS[2], "3", "a class from 0 to 2, got '3'"),
+        (CODECS[2], "one", "a class from 0 to 2"),
+        (PixelCodec((2, 2), 4), "1", "reads no input"),
+        (CODECS[3], "nothing.png", "cannot be read as a picture"),
+        (CODECS[4], "abcba", "reads no input"),
+    ],
+)
+def test_invalid_lines(codec: Any, line: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        codec.parse(line)
+
+
+def test_invalid_pixels_and_vocabularies() -> None:
+    with pytest.raises(InputError, match="3 ids"):
+        PixelCodec((2, 2), 4).decode([0, 0, 0])
+    with pytest.raises(InputError, match="unknown token"):
+        TagCodec(Vocabulary(("a",), unknown=False), NAMES)

@@ -1,0 +1,94 @@
+"""Splits of data: a base class for tasks with limits, and hold-out from a training file."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from unforced.errors import InputError
+from unforced.options import Above, Below, Count, Options
+from unforced.protocols import Codec, Split
+from unforced.tasks.files import user_file
+from unforced.types import Example, Examples
+
+ELSEWHERE = "in another split"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LimitedTask(Options):
+    """Base of tasks that may use only a part of each split."""
+
+    codec_class: ClassVar[Any]
+    reads_text: ClassVar[bool] = False  # whether sources are text
+
+    train_limit: Count | None = None  # use only this many training examples
+    dev_limit: Count | None = None  # the same for development
+    test_limit: Count | None = None  # the same for test
+
+    def codec(self, data: dict[str, Any]) -> Codec:
+        """Return the codec that ``to_json`` described."""
+        codec: Codec = self.codec_class.from_json(data)
+        return codec
+
+    def limited(self, split: Split, examples: Sequence[Example], dropped: Mapping[str, int], origin: Any) -> Examples:
+        """Return the first examples, up to the limit of the split; raise `InputError` if there is none.
+
+        ``dropped`` counts the examples left out, for each reason. ``origin`` is where they come from.
+        """
+        if not examples:
+            reasons = ", ".join(f"{reason}: {n}" for reason, n in dropped.items()) or "it is empty"
+            raise InputError(f"{origin} has no usable example for {split} ({reasons})")
+        limit = {"train": self.train_limit, "dev": self.dev_limit, "test": self.test_limit}[split]
+        rest = 0 if limit is None else max(0, len(examples) - limit)
+        return Examples(examples[:limit], {**dropped, "beyond the limit": rest} if rest else {**dropped})
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileSplits(Options):
+    """Base of tasks that read a user's files: a file for each split, or parts of the training file."""
+
+    train: str  # the training file
+    dev: str | None = None  # the development file; default: a part of the training file
+    test: str | None = None  # the test file; default: a part of the training file
+    # share of the training file that replaces an absent dev or test file
+    hold_out: Annotated[float, Above(0), Below(0.5)] = 0.05
+
+    def owner(self, split: Split) -> Split:
+        """Return the split whose file holds ``split``: itself, or the training split if its own file is absent."""
+        own = {"train": self.train, "dev": self.dev, "test": self.test}[split]
+        return "train" if own is None else split
+
+    def path(self, split: Split) -> Path:
+        """Return the file that holds a split."""
+        owner = self.owner(split)
+        return user_file({"train": self.train, "dev": self.dev or "", "test": self.test or ""}[owner], owner)
+
+    def is_part(self, split: Split) -> bool:
+        """Return whether a split is only a part of the training file."""
+        return self.owner(split) == "train" and None in (self.dev, self.test)
+
+    def assign(self, keys: Sequence[str]) -> dict[str, Split]:
+        """Return the split of each key of the training file, a function of the keys alone."""
+        ranked = sorted(set(keys), key=fraction)
+        if len(ranked) < 3:
+            raise InputError(
+                f"{self.train} has only {len(ranked)} different examples, too few to hold some out: set dev and test"
+            )
+        share = max(1, round(self.hold_out * len(ranked)))
+        splits: dict[str, Split] = dict.fromkeys(ranked, "train")
+        if self.dev is None:
+            splits.update(dict.fromkeys(ranked[:share], "dev"))
+        if self.test is None:
+            splits.update(dict.fromkeys(ranked[-share:], "test"))
+        return splits
+
+
+def fraction(key: str, seed: int = 0) -> float:
+    """Return a number in [0, 1), uniform over keys, the same on every machine.
+
+    >>> fraction("word") == fraction("word"), fraction("word") == fraction("word", seed=1)
+    (True, False)
+    """
+    digest = blake2b(f"{seed}\t{key}".encode(), digest_size=8).digest()
+    return (int.from_bytes(digest, "big") >> 11) / 2**53
