@@ -10,7 +10,7 @@ that a class may define on top of its main protocol; the library asks ``isinstan
 |                    | (`SupportsEncoding`), `conditional_scores` (`SupportsConditionals`), `length_scores`             |
 |                    | (`SupportsLengths`), `log_z` (`SupportsLogZ`)                                                    |
 | `ModelSpec`        | `reading` (`SupportsReading`)                                                                    |
-| `Objective`        | `fitted` (`SupportsFitting`), `schedules` (`SupportsSchedules`), `files` (`ReadsFiles`),         |
+| `Objective`        | `with_models` (`SupportsModels`), `fitted` (`SupportsFitting`), `schedules` (`SupportsSchedules`), `files` (`ReadsFiles`),         |
 |                    | `refines` (`Refines`), `stepwise` (`Stepwise`)                                                   |
 | `Schedule`         | `unit` (`HasUnit`)                                                                               |
 | `Cost`             | `fitted` (`SupportsFitting`)                                                                     |
@@ -22,7 +22,7 @@ that a class may define on top of its main protocol; the library asks ``isinstan
 | `Codec`            | `special_ids` and `unknown_id` (`TokenizerIds`)                                                  |
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
@@ -200,6 +200,15 @@ class Objective(Protocol):
 
     def __call__(self, model: Any, batch: Batch, *, progress: Progress, rng: torch.Generator) -> Loss:
         """Return the summed loss of a batch and the count to divide it by."""
+        ...
+
+
+@runtime_checkable
+class SupportsModels(Protocol):
+    """Optional for an `Objective`: fields that name run folders of models that are not trained."""
+
+    def with_models(self, load: "Callable[[str], nn.Module]") -> Objective:
+        """Return the objective with these models loaded; ``load`` returns the model of a run folder."""
         ...
 
 

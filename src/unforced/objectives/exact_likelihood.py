@@ -1,40 +1,33 @@
-"""Maximum likelihood of an energy model, with log Z by enumeration: for small spaces (Goyal 2021, section 6.2.2)."""
+"""Maximum likelihood of an energy model, with log Z by enumeration (Goyal 2021, section 6.2.2)."""
 
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from unforced.energy import energies
-from unforced.energy.energies import Kind
-from unforced.energy.partition import ROWS, log_partition_with_gradient
-from unforced.objectives.masked import prepared, with_lengths
-from unforced.options import Count, NonNegative, Options
+from unforced.energy.partition import log_partition_with_gradient
+from unforced.objectives.masked import EnergyObjective
+from unforced.options import Count
 from unforced.protocols import MaskedModel
-from unforced.types import Batch, Loss, Progress
+from unforced.types import Batch, Loss
 
 
 @dataclass(frozen=True)
-class ExactLikelihood(Options):
-    """E(y*) + log Z: −log p(y*) given its length, among all sequences of that length (and for the source, if there is one).
+class ExactLikelihood(EnergyObjective):
+    """Minimise E(y*) + log Z, which is −log p(y*) among all sequences of the same length; for small spaces only.
 
-    All of them are scored at every update, ``rows`` masked copies at a time and again in the backward pass; more than ``most``
-    sequences are refused. The total is divided by the number of tokens; the metric ``sequence_nll`` is a mean over
-    sequences, to be compared with the entropy of the data. Where the model guesses lengths, see ``masked_lm``.
-
-    >>> ExactLikelihood().energy
-    'raw'
+    All sequences are scored at every update. The metric ``sequence_nll`` is a mean over sequences, comparable with the
+    entropy of the data.
     """
 
-    energy: Kind = "raw"
-    rows: Count = ROWS  # masked copies in memory at a time
-    most: Count = 100_000  # sequences that are enumerated for an example
-    length_weight: NonNegative = 0.1  # of the length's loss, for models that guess lengths
+    most: Count = 100_000  # sequences that may be enumerated for one example
 
-    def __call__(self, model: MaskedModel, batch: Batch, *, progress: Progress, rng: torch.Generator) -> Loss:
-        batch = prepared(model, batch, "exact_likelihood")
+    def sequence_loss(
+        self, model: MaskedModel, batch: Batch, unencoded: Batch, rng: torch.Generator
+    ) -> tuple[Loss, Tensor]:
         log_z = log_partition_with_gradient(model, batch, self.energy, self.rows, self.most)
-        energy = energies.energy(model, batch, batch.gold, self.energy, self.rows)
-        nll = energy + log_z  # [B]
+        nll = energies.energy(model, batch, batch.gold, self.energy, self.rows) + log_z  # [B]
         total = nll.sum()
         shares = energies.variables(batch).sum(dim=1)
         sequences = torch.tensor(float(len(batch)), device=nll.device)
@@ -42,4 +35,4 @@ class ExactLikelihood(Options):
             "sequence_nll": (total.detach().float(), sequences),
             "log_z": (log_z.detach().sum().float(), sequences),
         }
-        return with_lengths(model, batch, Loss(total, shares.sum().float(), metrics), shares, self.length_weight)
+        return Loss(total, shares.sum().float(), metrics), shares

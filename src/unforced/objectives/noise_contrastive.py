@@ -1,54 +1,54 @@
-"""Distributions over sequences of a given length that can be drawn from and whose log-probabilities are known: noise."""
+"""Noise-contrastive estimation of an energy model (Gutmann and Hyvärinen 2010; Goyal 2021, chapter 7)."""
 
-import copy
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from unforced.energy import energies
-from unforced.energy.energies import Kind
-from unforced.energy.partition import ROWS, allowed_ids, energies_in_parts
+from unforced.energy.partition import allowed_ids, energies_in_parts
 from unforced.errors import InputError
 from unforced.models.modes import evaluation_mode
-from unforced.objectives.masked import Frozen, frozen, permitted, prepared, with_lengths
+from unforced.objectives.masked import EnergyObjective, FrozenModel, allowed_scores, loaded
 from unforced.ops import random_streams, state_rows
-from unforced.options import Count, NonNegative, Options, Positive, PositiveFraction
-from unforced.protocols import MaskedModel, StepDecoder, require
-from unforced.types import Batch, Encoded, Loss, Progress, Symbols
+from unforced.options import Count, Positive, PositiveFraction
+from unforced.protocols import Codec, MaskedModel, StepDecoder, require
+from unforced.types import Batch, Encoded, Loss, Symbols
 
 COINS, TOKENS = 0, 1  # the random streams of a sequence
 
 
-class Draws(NamedTuple):
-    """k sequences for each example, with their log-probabilities."""
+class NoiseSamples(NamedTuple):
+    """k noise sequences per example, with their log-probabilities."""
 
     tokens: Tensor  # [B·k,T]
     log_probs: Tensor  # [B·k]
 
 
 class Noise(Protocol):
-    def draw(self, batch: Batch, keys: Tensor, k: int) -> Draws:
-        """k sequences for each example, with the variables of its gold, from streams that start at keys [B]."""
+    """A distribution over sequences of a given length, with known log-probabilities."""
+
+    def draw(self, batch: Batch, keys: Tensor, k: int) -> NoiseSamples:
+        """Draw k sequences per example, of the target's length, from the random streams ``keys`` [B]."""
         ...
 
     def log_prob(self, batch: Batch, tokens: Tensor) -> Tensor:
-        """log q of tokens [B,T], given the number of variables: [B]."""
+        """Return log q [B] of tokens [B,T], given their number."""
         ...
 
 
-class Counts(NamedTuple):
-    """q(w | v) = (1 − b) n(v, w) / n(v) + b q(w), and q(w) alone behind a token v that was never followed by any.
+class NgramNoise(NamedTuple):
+    """Bigrams q(w | v) = (1 − b) n(v, w) / n(v) + b q(w), with unigrams q(w) = (n(w) + s) / (n + s A) over A tokens.
 
-    q(w) = (n(w) + s) / (n + s A) over the A tokens that are allowed. Without pairs, q(w) everywhere.
+    After a token v without successors in the data, and without pairs, it is q(w).
     """
 
-    unigrams: Tensor  # [V] float64, q(w); zero for tokens that aren't allowed
+    unigrams: Tensor  # [V] float64, q(w); zero for tokens that are not allowed
     pairs: Tensor  # [M] sorted v·V + w
     cumulated: Tensor  # [M+1] float64: Σ n(v, w) over the pairs before each
     backoff: float  # b
@@ -63,10 +63,10 @@ class Counts(NamedTuple):
         order: int,
         smoothing: float,
         backoff: float,
-    ) -> "Counts":
-        """Counted in training data; order 0 counts nothing, 1 tokens and 2 pairs of tokens as well.
+    ) -> "NgramNoise":
+        """Count tokens (order 1) and pairs of tokens (order 2) in training sequences; order 0 is uniform.
 
-        >>> found = Counts.of([[3, 4, 2], [3, 3, 2]], 5, Symbols(0, 1, 2, (0, 1)), 2, smoothing=0.0, backoff=0.5)
+        >>> found = NgramNoise.of([[3, 4, 2], [3, 3, 2]], 5, Symbols(0, 1, 2, (0, 1)), 2, smoothing=0.0, backoff=0.5)
         >>> found.unigrams
         tensor([0.0000, 0.0000, 0.0000, 0.7500, 0.2500], dtype=torch.float64)
         """
@@ -85,24 +85,24 @@ class Counts(NamedTuple):
             counts[id] = n
         weights = (counts + (smoothing if order else 1.0)) * kept
         if not float(weights.sum()) > 0:
-            raise InputError("noise is counted in training examples, and there are no tokens in them")
+            raise InputError("noise needs training examples with tokens to count")
         found = sorted((v * size + w, n) for (v, w), n in double.items())
         numbers = torch.tensor([0] + [n for _, n in found], dtype=torch.float64)
         pairs = torch.tensor([pair for pair, _ in found], dtype=torch.long)
         return cls(weights / weights.sum(), pairs, numbers.cumsum(0), backoff, symbols.bos)
 
-    def on(self, device: torch.device) -> "Counts":
+    def to(self, device: torch.device) -> "NgramNoise":
         moved = (self.unigrams.to(device), self.pairs.to(device), self.cumulated.to(device))
         return self._replace(unigrams=moved[0], pairs=moved[1], cumulated=moved[2])
 
     def _followed(self, last: Tensor) -> tuple[Tensor, Tensor]:
-        """Σ n before the pairs of each token v [R], and n(v): [R] each."""
+        """Return the sum of counts before the pairs of each token v [R], and n(v) [R]."""
         size = len(self.unigrams)
         first, end = (torch.searchsorted(self.pairs, (last + more) * size) for more in (0, 1))
         return self.cumulated[first], self.cumulated[end] - self.cumulated[first]
 
     def _probability(self, last: Tensor, tokens: Tensor) -> Tensor:
-        """q(tokens | last), [R]."""
+        """Return q(tokens | last) [R]."""
         single = self.unigrams[tokens]
         if not len(self.pairs):
             return single
@@ -113,7 +113,7 @@ class Counts(NamedTuple):
         mixed = (1 - self.backoff) * count / followed.clamp(min=1) + self.backoff * single
         return torch.where(followed > 0, mixed, single)
 
-    def draw(self, batch: Batch, keys: Tensor, k: int) -> Draws:
+    def draw(self, batch: Batch, keys: Tensor, k: int) -> NoiseSamples:
         keys = random_streams.branch(keys.unsqueeze(1), torch.arange(k, device=keys.device)).flatten()
         coins, numbers = random_streams.branch(keys, COINS), random_streams.branch(keys, TOKENS)
         tokens = batch.gold.repeat_interleave(k, dim=0)
@@ -134,7 +134,7 @@ class Counts(NamedTuple):
             log_probs = log_probs + torch.where(here, self._probability(last, token).log(), 0.0)
             tokens[:, t] = torch.where(here, token, tokens[:, t])
             last = torch.where(here, token, last)
-        return Draws(tokens, log_probs)
+        return NoiseSamples(tokens, log_probs)
 
     def log_prob(self, batch: Batch, tokens: Tensor) -> Tensor:
         where = energies.variables(batch)
@@ -148,16 +148,15 @@ class Counts(NamedTuple):
         return total
 
 
-class OfModel(NamedTuple):
-    """What a model that stays as it is would write in so many tokens; the end symbol is left out at every step.
+class ModelNoise(NamedTuple):
+    """Samples of a frozen model with the end symbol excluded.
 
-    A ``StepDecoder`` writes from left to right. A ``MaskedModel`` sees everything hidden and fills all positions at once,
-    each by itself.
+    A `StepDecoder` generates from left to right. A `MaskedModel` fills all positions independently, with all tokens masked.
     """
 
     model: Any
 
-    def draw(self, batch: Batch, keys: Tensor, k: int) -> Draws:
+    def draw(self, batch: Batch, keys: Tensor, k: int) -> NoiseSamples:
         keys = random_streams.branch(keys.unsqueeze(1), torch.arange(k, device=keys.device)).flatten()
         return self._run(batch, k, keys, None)
 
@@ -165,25 +164,25 @@ class OfModel(NamedTuple):
         return self._run(batch, 1, None, tokens).log_probs
 
     @torch.no_grad()
-    def _run(self, batch: Batch, k: int, keys: Tensor | None, given: Tensor | None) -> Draws:
-        """Draw by keys [B·k], or take the tokens that are given."""
+    def _run(self, batch: Batch, k: int, keys: Tensor | None, given: Tensor | None) -> NoiseSamples:
+        """Draw tokens with keys [B·k], or score the given tokens."""
         tokens = batch.gold.repeat_interleave(k, dim=0) if given is None else given.clone()
         where = energies.variables(batch).repeat_interleave(k, dim=0)
         total = torch.zeros(len(tokens), dtype=torch.float64, device=tokens.device)
         steps = _Steps(self.model, batch, k)
         for t in range(tokens.shape[1]):
-            log_probs = torch.log_softmax(permitted(steps.scores(t, tokens), batch).double(), dim=1)
+            log_probs = torch.log_softmax(allowed_scores(steps.scores(t, tokens), batch).double(), dim=1)
             here = where[:, t]
             if keys is not None:
                 drawn = random_streams.draw(log_probs.exp(), random_streams.uniform(keys, t))
                 tokens[:, t] = torch.where(here, drawn, tokens[:, t])
             chosen = log_probs.gather(1, tokens[:, t : t + 1]).squeeze(1)
             total = total + torch.where(here, chosen, 0.0)
-        return Draws(tokens, total)
+        return NoiseSamples(tokens, total)
 
 
 class _Steps:
-    """The scores [R,V] of one position after another."""
+    """The scores [R,V] of one position after the other."""
 
     def __init__(self, model: Any, batch: Batch, k: int) -> None:
         self.model, self.k = model, k
@@ -195,7 +194,7 @@ class _Steps:
             self.all = model.scores(batch, batch.gold, energies.variables(batch))  # [B,T,V]
 
     def scores(self, t: int, tokens: Tensor) -> Tensor:
-        """Of position t, behind the tokens before it."""
+        """Return the scores of position t, given the tokens before it."""
         if self.state is None:
             return self.all[:, t].repeat_interleave(self.k, dim=0)
         last = tokens[:, t - 1] if t else torch.full_like(tokens[:, 0], self.bos)
@@ -203,75 +202,57 @@ class _Steps:
         return self.model.score(features[:, -1])
 
 
-# Noise-contrastive estimation of an energy model over whole sequences (Gutmann & Hyvärinen 2010; Goyal 2021, chapter
-# 7).
-
-From = Literal["uniform", "unigram", "bigram"]
 ORDERS = {"uniform": 0, "unigram": 1, "bigram": 2}
 
 
 def binary_losses(gold: Tensor, noise: Tensor) -> Tensor:
-    """−log σ(G(y)) − Σ_j log σ(−G(ỹ_j)) of log-ratios G: gold [B] and noise [B,k] -> [B].
-
-    G = −E − log Z − log q − log k is the log of how much likelier a sequence is to be data than noise.
-    """
+    """Return −log σ(G(y)) − Σ_j log σ(−G(ỹ_j)) [B] of the log-ratios G of targets [B] and of noise [B,k]."""
     return F.softplus(-gold) + F.softplus(noise).sum(dim=1)
 
 
 def ranking_losses(gold: Tensor, noise: Tensor) -> Tensor:
-    """−log of the share that exp G of the gold has among gold and noise: [B] and [B,k] -> [B]."""
+    """Return −log of the share [B] of exp G(y) among target and noise, from log-ratios [B] and [B,k]."""
     return torch.logsumexp(torch.cat([gold.unsqueeze(1), noise], dim=1), dim=1) - gold
 
 
 @dataclass(frozen=True)
-class NoiseContrastive(Options):
-    """Tell each training sequence from ``samples`` sequences of the same length that are drawn from noise q.
+class NoiseContrastive(EnergyObjective):
+    """Classify each training sequence against ``samples`` noise sequences of the same length, drawn from q.
 
-    With G(y) = −E(y) − log Z − log q(y) − log k, "binary" is −log σ(G(y*)) − Σ_j log σ(−G(ỹ_j)), whose optimum is the
-    distribution of the data, log Z included. "ranking" is −log of exp G(y*) over the sum of exp G of all k + 1, which needs no
-    log Z (Ma & Collins 2018). ``log_z`` is a number that log Z is fixed at (the model then normalises itself), or none for
-    a table by length that the model learns (its field ``normalizer``).
+    With G(y) = −E(y) − log Z − log q(y) − log k:
 
-    Noise is "uniform" over the tokens that are allowed, or as training data has them: "unigram", each token by itself with
-    ``smoothing`` added to its count, or "bigram", each given the one before it, with ``backoff`` of its probability from
-    the unigrams. ``model`` names the run folder of a masked model of the same kind, which draws in place of these (in
-    Python, any model, also one that writes from left to right).
+    - ``binary``: −log σ(G(y*)) − Σ_j log σ(−G(ỹ_j)); its optimum is the data distribution, log Z included;
+    - ``ranking``: −log of exp G(y*) over the sum of exp G of all k + 1; needs no log Z (Ma and Collins 2018).
 
-    The total is divided by the number of tokens, as elsewhere. The metric ``accuracy`` is the share of sequences, gold and
-    noise, that G tells apart, ``nce`` the loss of a sequence. Where the model guesses lengths, see ``masked_lm``.
-
-    >>> NoiseContrastive(noise="unigram", samples=5).form
-    'binary'
+    The metric ``accuracy`` is the share of sequences that G classifies correctly, ``nce`` the loss per sequence.
     """
 
-    noise: From = "bigram"
-    samples: Count = 10  # k, noise sequences for each gold one
-    form: Literal["binary", "ranking"] = "binary"
-    log_z: float | None = 0.0  # what log Z is fixed at; None: learnt by the model
-    energy: Kind = "raw"
-    smoothing: Positive = 1.0  # added to each token's count
+    noise: Literal["uniform", "unigram", "bigram"] = "bigram"  # q, as counted in the training targets
+    samples: Count = 10  # k, noise sequences per example
+    form: Literal["binary", "ranking"] = "binary"  # the loss
+    log_z: float | None = 0.0  # fixed value of log Z; learned by the model, by length, if none
+    smoothing: Positive = 1.0  # added to the count of each token
     backoff: PositiveFraction = 0.1  # share of unigrams in bigrams
-    model: Frozen | None = None  # a run folder whose model draws the noise
-    rows: Count = ROWS  # masked copies in memory at a time
-    length_weight: NonNegative = 0.1  # of the length's loss, for models that guess lengths
-    counts: Counts | None = field(default=None, init=False, repr=False, compare=False)  # what ``fitted`` adds
-    known: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)  # models read so far
+    model: FrozenModel | None = None  # run folder of a masked model that draws the noise instead
+    counts: NgramNoise | None = field(default=None, repr=False, compare=False)  # set by `fitted`
 
-    def fitted(self, codec: Any, examples: Sequence[Encoded] = ()) -> "NoiseContrastive":
-        """The objective, knowing how often tokens and pairs of them occur in training targets."""
+    def with_models(self, load: Callable[[str], nn.Module]) -> "NoiseContrastive":
+        return replace(self, model=load(self.model)) if isinstance(self.model, str) else self
+
+    def fitted(self, codec: Codec, examples: Sequence[Encoded] = ()) -> "NoiseContrastive":
+        """Count the tokens and pairs of tokens of the training targets."""
         if self.model is not None or self.noise == "uniform":
             return self
         targets = (example.target for example in examples)
-        fitted = copy.copy(self)
-        object.__setattr__(fitted, "counts", self._counted(targets, codec.sizes.target, codec.symbols))
-        return fitted
+        return replace(self, counts=self._counted(targets, codec.sizes.target, codec.symbols))
 
-    def _counted(self, targets: Any, size: int, symbols: Any) -> Counts:
-        return Counts.of(targets, size, symbols, ORDERS[self.noise], self.smoothing, self.backoff)
+    def _counted(self, targets: Any, size: int, symbols: Any) -> NgramNoise:
+        return NgramNoise.of(targets, size, symbols, ORDERS[self.noise], self.smoothing, self.backoff)
 
-    def __call__(self, model: MaskedModel, batch: Batch, *, progress: Progress, rng: torch.Generator) -> Loss:
-        plain, batch = batch, prepared(model, batch, "noise_contrastive")
-        draws, gold_q = self.drawn(model, plain, random_streams.keys(batch, rng))
+    def sequence_loss(
+        self, model: MaskedModel, batch: Batch, unencoded: Batch, rng: torch.Generator
+    ) -> tuple[Loss, Tensor]:
+        draws, gold_q = self.draw_noise(model, unencoded, random_streams.keys(batch, rng))
         b, k = len(batch), self.samples
         tokens = torch.cat([batch.gold, draws.tokens])
         examples = torch.arange(b, device=tokens.device)
@@ -292,38 +273,38 @@ class NoiseContrastive(Options):
         sequences = torch.tensor(float(b), device=energy.device)
         metrics = {
             "nce": (total.detach().float(), sequences),
-            "accuracy": self.told_apart(gold.detach(), noise.detach()),
+            "accuracy": self.classify(gold.detach(), noise.detach()),
         }
-        return with_lengths(model, batch, Loss(total, shares.sum().float(), metrics), shares, self.length_weight)
+        return Loss(total, shares.sum().float(), metrics), shares
 
-    def drawn(self, model: Any, batch: Batch, keys: Tensor) -> tuple[Draws, Tensor]:
-        """Noise for each example, and log q of the gold [B]."""
+    def draw_noise(self, model: Any, batch: Batch, keys: Tensor) -> tuple[NoiseSamples, Tensor]:
+        """Return noise sequences of each example, and log q [B] of the targets."""
         found: Noise
         if self.model is not None:
-            writer = frozen(self.model, model, self.known)
+            writer = loaded(self.model, "noise_contrastive")
             with evaluation_mode(writer):
-                found = OfModel(writer)
+                found = ModelNoise(writer)
                 return found.draw(batch, keys, self.samples), found.log_prob(batch, batch.gold)
         counts = self.counts
         if counts is None:
             if self.noise != "uniform":
                 raise InputError(
-                    f'noise_contrastive has counted no noise "{self.noise}" yet: call fitted(codec, examples)'
+                    f"noise_contrastive is not fitted to {self.noise} counts: call unforced.fitted(objective, codec, examples) first"
                 )
             counts = self._counted((), int(allowed_ids(model, batch)[-1]) + 1, batch.symbols)
-        found = counts.on(batch.gold.device)
+        found = counts.to(batch.gold.device)
         return found.draw(batch, keys, self.samples), found.log_prob(batch, batch.gold)
 
     def normalizer(self, model: Any, batch: Batch) -> Tensor:
-        """log Z of each example, as far as it is known: [B]."""
+        """Return log Z [B], fixed or predicted by the model."""
         if self.log_z is not None:
             return torch.full((len(batch),), self.log_z, device=batch.gold.device)
         require(model, "noise_contrastive without a fixed log_z", "log_z")
         found: Tensor = model.log_z(batch)
         return found
 
-    def told_apart(self, gold: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """How many sequences are seen for what they are, and of how many."""
+    def classify(self, gold: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the number of sequences that are classified correctly, and the number of all."""
         if self.form == "ranking":
             hits = (gold > noise.amax(dim=1)).sum()
             return hits.float(), torch.tensor(float(len(gold)), device=gold.device)

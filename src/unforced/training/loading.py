@@ -1,6 +1,7 @@
 """Load the trained model of a run folder, with its task."""
 
 import tomllib
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -92,6 +93,14 @@ def find_checkpoint(folder: RunFolder, name: str) -> Path:
     if name not in found:
         raise InputError(f'{folder.path}: has no checkpoint "{name}"; {nearest(name, ["best", "last", *found])}')
     return found[name]
+
+
+def load_frozen(folder: str, like: nn.Module) -> nn.Module:
+    """Return a copy of ``like`` with the best weights of a run, in evaluation mode and without gradients."""
+    frozen = copy.deepcopy(like)
+    path = RunFolder(folder).best_checkpoint()
+    fill_model(frozen, checkpoints.read_model(path), str(path))
+    return frozen.eval().requires_grad_(False)
 
 
 def build_network(own: OwnModel, codec: Codec) -> nn.Module:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from unforced.errors import InputError
 from unforced.ops.random_streams import generator, random_state, restore_random_state, seed_everything
-from unforced.protocols import FittedTask, fitted
+from unforced.protocols import FittedTask, SupportsModels, fitted
 from unforced.recipes import earlier
 from unforced.recipes.recipe import Recipe
 from unforced.training import checkpoints, distributed
@@ -30,7 +30,7 @@ from unforced.training.checkpoints import (
 )
 from unforced.training.distributed import Interrupted, Signals, catch_signals, on_main
 from unforced.training.evaluation import evaluate, spread
-from unforced.training.loading import build_network
+from unforced.training.loading import build_network, load_frozen
 from unforced.training.options import learning_rate
 from unforced.training.progress import Display, RunLog
 from unforced.training.run_folder import RunFolder
@@ -152,7 +152,10 @@ class Trainer:
             start = RunFolder(ready.training.warm_start).best_checkpoint()
             fill_model(self.model, checkpoints.read_model(start), str(start))
         seed_everything(self.seed, accelerator.process_index)
-        objective = fitted(ready.objective, setup.task.codec, setup.encoded)
+        objective = ready.objective
+        if isinstance(objective, SupportsModels):
+            objective = objective.with_models(lambda folder: load_frozen(folder, self.model).to(self.device))
+        objective = fitted(objective, setup.task.codec, setup.encoded)
         self.module = accelerator.prepare_model(ObjectiveStep(self.model, objective))
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         if not self.parameters:
