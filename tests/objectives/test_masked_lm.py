@@ -25,7 +25,7 @@ def draws(objective: MaskedLM, batch: Batch, times: int) -> Tensor:
     """[times,B,T] bool: what is hidden of so many examples that differ in their numbers alone."""
     many = batch.select(torch.arange(len(batch)).repeat(times))
     many = replace(many, ids=torch.arange(len(many)))
-    found = objective.draw(many, random_streams.keys(many, torch.Generator().manual_seed(0)))
+    found = objective.draw_masked(many, random_streams.keys(many, torch.Generator().manual_seed(0)))
     return found.view(times, len(batch), -1)
 
 
@@ -41,7 +41,7 @@ def test_one_position_is_the_mean_over_positions() -> None:
     per_choice: dict[tuple[int, int], set[float]] = {}
     for seed in range(60):
         objective, keys = MaskedLM(hidden="one"), random_streams.keys(batch, torch.Generator().manual_seed(seed))
-        masked = objective.draw(batch, keys)
+        masked = objective.draw_masked(batch, keys)
         assert masked.sum(dim=1).tolist() == [1, 1]
         for b in range(2):
             alone = loss_of(objective, model, batch.select(torch.tensor([b])), seed)
@@ -87,7 +87,7 @@ def test_fixed_numbers(rate: float, expected: int) -> None:
 def test_loss_is_that_of_what_is_hidden() -> None:
     model, batch = toy(7, seed=2), ended([3, 4, 5, 6], [5, 3])
     objective = MaskedLM()
-    masked = objective.draw(batch, random_streams.keys(batch, torch.Generator().manual_seed(5)))
+    masked = objective.draw_masked(batch, random_streams.keys(batch, torch.Generator().manual_seed(5)))
     loss = loss_of(objective, model, batch, 5)
     scores = model.scores(batch, batch.gold, masked)
     total = 0.0
@@ -121,7 +121,7 @@ def test_lengths_are_learnt_along() -> None:
     found = loss_of(MaskedLM(length_weight=0.7), model, batch)
     log_probs = torch.log_softmax(model.length_scores(batch), dim=1)
     nll = torch.stack([-log_probs[0, 2], -log_probs[1, 1]])
-    masked = MaskedLM().draw(batch, random_streams.keys(batch, torch.Generator().manual_seed(0)))
+    masked = MaskedLM().draw_masked(batch, random_streams.keys(batch, torch.Generator().manual_seed(0)))
     expected = without.total + 0.7 * (nll * masked.sum(dim=1)).sum()
     torch.testing.assert_close(found.total, expected)
     assert found.count == without.count
@@ -131,7 +131,7 @@ def test_lengths_are_learnt_along() -> None:
 
 def test_complaints() -> None:
     model, batch = conditional(longest=2)
-    with pytest.raises(InputError, match="a target has 3 tokens, but the model knows lengths up to 2"):
+    with pytest.raises(InputError, match="a target has 3 tokens, but the model predicts up to 2"):
         loss_of(MaskedLM(), model, batch)
     with pytest.raises(InputError, match="masked_lm needs a model with scores"):
         loss_of(MaskedLM(), torch.nn.Linear(1, 1), batch)

@@ -18,7 +18,13 @@ from unforced.errors import InputError
 from unforced.models.field import Field
 from unforced.models.masked import Masked
 from unforced.models.transformer import Causal
-from unforced.objectives.noise_contrastive import Counts, NoiseContrastive, OfModel, binary_losses, ranking_losses
+from unforced.objectives.noise_contrastive import (
+    ModelNoise,
+    NgramNoise,
+    NoiseContrastive,
+    binary_losses,
+    ranking_losses,
+)
 from unforced.ops import random_streams
 from unforced.types import Batch, Encoded, Loss, Progress, Sizes
 
@@ -28,16 +34,16 @@ CODEC = SimpleNamespace(symbols=ENDED, sizes=Sizes(target=6))
 EXAMPLES = [Encoded(None, target) for target in DATA]
 
 
-def counted(order: int) -> Counts:
-    return Counts.of(DATA, 6, ENDED, order, smoothing=0.5, backoff=0.2)
+def counted(order: int) -> NgramNoise:
+    return NgramNoise.of(DATA, 6, ENDED, order, smoothing=0.5, backoff=0.2)
 
 
 def of_models() -> dict[str, Any]:
     torch.manual_seed(0)
     shape: Any = {"width": 8, "heads": 2, "layers": 1, "feedforward": 8, "dropout": 0.0}
     return {
-        "masked": OfModel(Masked(**shape).build(Sizes(target=6)).double().eval()),
-        "causal": OfModel(Causal(**shape).build(Sizes(target=6)).double().eval()),
+        "masked": ModelNoise(Masked(**shape).build(Sizes(target=6)).double().eval()),
+        "causal": ModelNoise(Causal(**shape).build(Sizes(target=6)).double().eval()),
     }
 
 
@@ -195,7 +201,7 @@ def test_noise_of_a_model() -> None:
 
 
 def test_complaints() -> None:
-    with pytest.raises(InputError, match='no noise "bigram" yet'):
+    with pytest.raises(InputError, match="not fitted to bigram counts"):
         loss_of(NoiseContrastive(), toy(6), BATCH)
     with pytest.raises(InputError, match="no tokens in them"):
-        Counts.of([], 6, ENDED, 1, smoothing=0.0, backoff=0.1)
+        NgramNoise.of([], 6, ENDED, 1, smoothing=0.0, backoff=0.1)

@@ -1,13 +1,10 @@
 """Pseudo-likelihood and KL projection against plain loops, and the thesis's conditionals that belong to no joint."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from masked_toy import ended, slow_conditional, strings, toy
-from safetensors.torch import save_file
 from torch import Tensor
 
 from unforced.energy import energies, partition
@@ -15,8 +12,7 @@ from unforced.energy.factored import shares_contexts
 from unforced.energy.partition import log_partition, true_conditionals
 from unforced.errors import InputError
 from unforced.models.field import Field
-from unforced.objectives.kl_projection import KLProjection
-from unforced.objectives.masked import free_conditionals
+from unforced.objectives.kl_projection import KLProjection, free_conditionals
 from unforced.objectives.pseudo_likelihood import PseudoLikelihood
 from unforced.types import Batch, Loss, Progress, Sizes
 
@@ -129,19 +125,17 @@ def test_kl_projection_onto_itself() -> None:
         KLProjection(pseudo_likelihood=0.0)
 
 
-def test_a_teacher_from_a_run_folder(tmp_path: Path) -> None:
+def test_a_teacher_is_loaded_by_the_trainer() -> None:
     model, teacher = toy(6), toy(6, seed=5)
-    place = tmp_path / "checkpoints" / "step-00000003"
-    place.mkdir(parents=True)
-    save_file(teacher.state_dict(), place / "model.safetensors")
-    (tmp_path / "best.json").write_text(json.dumps({"checkpoint": "step-00000003"}))
-    found = loss_of(KLProjection(teacher=str(tmp_path)), model, BATCH)
-    assert torch.equal(found.total, loss_of(KLProjection(teacher=teacher), model, BATCH).total)
-    assert found.total.requires_grad
-    with pytest.raises(InputError, match="is no run with a best checkpoint"):
-        loss_of(KLProjection(teacher=str(tmp_path / "elsewhere")), model, BATCH)
-    with pytest.raises(InputError, match="its weights don't fit this model"):
-        loss_of(KLProjection(teacher=str(tmp_path)), toy(7), BATCH)
+    objective = KLProjection(teacher="runs/teacher")
+    with pytest.raises(InputError, match="is not loaded; call with_models"):
+        loss_of(objective, model, BATCH)
+    folders = []
+    ready = objective.with_models(lambda folder: folders.append(folder) or teacher)  # type: ignore[func-returns-value]
+    assert folders == ["runs/teacher"]
+    found = loss_of(ready, model, BATCH).total
+    assert torch.equal(found, loss_of(KLProjection(teacher=teacher), model, BATCH).total)
+    assert found.requires_grad
 
 
 # ---- free conditionals need not belong to a joint distribution (Goyal 2021, section 6.2.1) ----
@@ -187,5 +181,5 @@ def test_true_conditionals_belong_to_the_joint() -> None:
 
 
 def test_complaints() -> None:
-    with pytest.raises(InputError, match="pseudo_likelihood needs a model with scores"):
+    with pytest.raises(InputError, match="PseudoLikelihood needs a model with scores"):
         loss_of(PseudoLikelihood(), torch.nn.Linear(1, 1), BATCH)

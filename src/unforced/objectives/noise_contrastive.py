@@ -271,10 +271,7 @@ class NoiseContrastive(EnergyObjective):
         total = (binary_losses if self.form == "binary" else ranking_losses)(gold, noise).sum()
         shares = energies.variables(batch).sum(dim=1)
         sequences = torch.tensor(float(b), device=energy.device)
-        metrics = {
-            "nce": (total.detach().float(), sequences),
-            "accuracy": self.classify(gold.detach(), noise.detach()),
-        }
+        metrics = {"nce": (total.detach().float(), sequences), "accuracy": self.classify(gold.detach(), noise.detach())}
         return Loss(total, shares.sum().float(), metrics), shares
 
     def draw_noise(self, model: Any, batch: Batch, keys: Tensor) -> tuple[NoiseSamples, Tensor]:

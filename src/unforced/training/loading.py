@@ -1,7 +1,7 @@
 """Load the trained model of a run folder, with its task."""
 
-import tomllib
 import copy
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
