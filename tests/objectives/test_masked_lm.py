@@ -133,5 +133,5 @@ def test_complaints() -> None:
     model, batch = conditional(longest=2)
     with pytest.raises(InputError, match="a target has 3 tokens, but the model predicts up to 2"):
         loss_of(MaskedLM(), model, batch)
-    with pytest.raises(InputError, match="masked_lm needs a model with scores"):
+    with pytest.raises(InputError, match="MaskedLM needs a model with scores"):
         loss_of(MaskedLM(), torch.nn.Linear(1, 1), batch)
