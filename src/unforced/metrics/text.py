@@ -1,5 +1,6 @@
 """Metrics of text: BLEU, chrF, ROUGE, CIDEr-D, edit-distance error rates, exact match."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -273,12 +274,12 @@ class CiderVector:
 
     def __init__(self, counts: list[Counter[Gram]], frequency: Mapping[Gram, int], images: int) -> None:
         self.length = counts[0].total()
-        total = np.log(max(1, images))
+        total = math.log(max(1, images))
         self.weights = [
-            {gram: n * float(total - np.log(max(1, frequency.get(gram, 0)))) for gram, n in order.items()}
+            {gram: n * (total - math.log(max(1, frequency.get(gram, 0)))) for gram, n in order.items()}
             for order in counts
         ]
-        self.norms = [float(np.sqrt(sum(x * x for x in order.values()))) for order in self.weights]
+        self.norms = [math.sqrt(sum(x * x for x in order.values())) for order in self.weights]
 
     def similarity(self, reference: "CiderVector") -> float:
         """Return CIDEr-D / 10 between this caption and a reference, between 0 and 1."""
@@ -288,7 +289,7 @@ class CiderVector:
                 shared = sum(min(x, theirs[gram]) * theirs[gram] for gram, x in ours.items() if gram in theirs)
                 total += shared / (norm * other)
         difference = self.length - reference.length
-        return total / CIDER_ORDER * float(np.exp(-(difference**2) / (2 * CIDER_SIGMA**2)))
+        return total / CIDER_ORDER * math.exp(-(difference**2) / (2 * CIDER_SIGMA**2))
 
 
 class Cider(RatioMetric):

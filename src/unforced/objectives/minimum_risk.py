@@ -17,7 +17,7 @@ from unforced.decoding.teacher_forcing import score_outputs
 from unforced.errors import InputError
 from unforced.models.modes import evaluation_mode
 from unforced.objectives.schedules import at, check_ends
-from unforced.objectives.smoothing.outputs import END, as_lists, first_equal, together
+from unforced.objectives.smoothing.outputs import END, as_lists, concatenate_outputs, first_equal
 from unforced.objectives.smoothing.rewards import bleu_cost
 from unforced.ops.masks import length_mask, masked_log_softmax, scatter_mask
 from unforced.options import Count, NonNegative, Options, Positive
@@ -112,7 +112,7 @@ class MinimumRisk(Options):
         mask = length_mask(samples.lengths, samples.tokens.shape[2])
         gold = batch.gold.masked_fill(~batch.mask, END).unsqueeze(1)  # [B,1,T]
         drawn = samples.tokens.masked_fill(~mask, END)
-        return together(gold, drawn)
+        return concatenate_outputs(gold, drawn)
 
     def judge_outputs(self, outputs: Tensor, where: Tensor, symbols: Symbols) -> Tensor:
         """Return the costs [B,N] of outputs [B,N,T] where ``where`` is true; the first output of an example is the target."""

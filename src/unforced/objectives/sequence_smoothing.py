@@ -12,7 +12,7 @@ from torch import Tensor
 from unforced.decoding.teacher_forcing import CHUNK, gold_scores, output_features, score_in_chunks
 from unforced.errors import InputError
 from unforced.objectives.cross_entropy import negative_log_likelihood, token_metrics
-from unforced.objectives.smoothing.outputs import END, first_equal, together
+from unforced.objectives.smoothing.outputs import END, concatenate_outputs, first_equal
 from unforced.objectives.smoothing.proposals import EditProposal, HammingProposal, Pool, Substitutes, editable
 from unforced.objectives.smoothing.rewards import Documents, Reward, distances
 from unforced.objectives.smoothing.targets import Target, mixture, smoothed_nll
@@ -183,7 +183,7 @@ class SequenceSmoothing(Options):
     ) -> Loss:
         """Return α Σ_l ω_l ℓ(y_l) + (1 − α) ℓ(y*) (eq. 12); equal outputs are fed once."""
         gold = batch.gold.masked_fill(~batch.mask, END).unsqueeze(1)  # [B,1,T]
-        outputs = together(gold, samples.outputs)  # [B,1+L,W]
+        outputs = concatenate_outputs(gold, samples.outputs)  # [B,1+L,W]
         first = first_equal(outputs)
         drawn = torch.zeros(first.shape, dtype=torch.float64, device=first.device)
         drawn.scatter_add_(1, first[:, 1:], self.mix * samples.weights)

@@ -7,10 +7,10 @@ from torch import Tensor
 END = -1
 
 
-def together(*outputs: Tensor) -> Tensor:
+def concatenate_outputs(*outputs: Tensor) -> Tensor:
     """Concatenate outputs [B,N,T] of different widths along the second dimension.
 
-    >>> together(torch.tensor([[[3, 2]]]), torch.tensor([[[2]]]))
+    >>> concatenate_outputs(torch.tensor([[[3, 2]]]), torch.tensor([[[2]]]))
     tensor([[[ 3,  2],
              [ 2, -1]]])
     """

@@ -40,20 +40,16 @@ class Pool(NamedTuple):
     @classmethod
     def of(cls, which: Substitutes, batch: Batch, size: int, excluded: frozenset[int]) -> "Pool":
         """Collect all of ``size`` ids, those of the batch's targets, or those of each example's references."""
+        excluded_ids = torch.tensor(sorted(excluded), device=batch.gold.device)
+        if which != "references":
+            ids = torch.arange(size, device=batch.gold.device) if which == "all" else batch.gold[batch.mask].unique()
+            ids = ids[~torch.isin(ids, excluded_ids)].unsqueeze(0)
+            return cls(F.pad(ids, (0, 1), value=AFTER), torch.full((1, 1), ids.shape[1], device=ids.device))
         gold = batch.gold.masked_fill(~batch.mask, AFTER)
-        if which == "all":
-            ids = torch.arange(size, device=gold.device)
-        elif which == "batch":
-            ids = gold.flatten()
-        else:
-            ids = gold if batch.references is None else batch.references
-        ids = ids.masked_fill(torch.isin(ids, torch.tensor(sorted(excluded), device=ids.device)), AFTER)
-        if ids.dim() == 1:
-            ids = ids.unique().unsqueeze(0)
-        else:
-            ids = ids.sort(dim=1).values
-            repeated = F.pad(ids[:, 1:] == ids[:, :-1], (1, 0))
-            ids = ids.masked_fill(repeated, AFTER).sort(dim=1).values
+        ids = gold if batch.references is None else batch.references
+        ids = ids.masked_fill(torch.isin(ids, excluded_ids), AFTER).sort(dim=1).values
+        repeated = F.pad(ids[:, 1:] == ids[:, :-1], (1, 0))
+        ids = ids.masked_fill(repeated, AFTER).sort(dim=1).values
         sizes = (ids < AFTER).sum(dim=1, keepdim=True)
         return cls(ids[:, : max(1, int(sizes.max()))].contiguous(), sizes)
 
