@@ -182,10 +182,9 @@ class Beam(Options):
     length_penalty: float = 1.0  # λ
     nbest: Count = 1  # number of outputs per example, at most K
     min_length: Natural = 0  # smallest number of tokens before the end symbol
-    max_length: Count | None = (
-        None  # largest number of tokens, end symbol included; by default it depends on the source
-    )
-    finished: Literal["pool", "stay"] = "pool"
+    # largest number of tokens, end symbol included; by default it depends on the source
+    max_length: Count | None = None
+    finished: Literal["pool", "stay"] = "pool"  # whether finished hypotheses leave the beam for a pool, or stay in it
     early_stopping: EarlyStopping = "heuristic"  # with finished = "pool"
     scores: ScoreType = "local"  # sum log-probabilities ("local") or the model's unnormalised scores ("global")
 

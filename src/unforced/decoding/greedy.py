@@ -66,9 +66,8 @@ class Greedy(Options):
     """Take the most probable token at each step: ŷ_t = argmax_w log p(w | ŷ_<t, x)."""
 
     min_length: Natural = 0  # smallest number of tokens before the end symbol
-    max_length: Count | None = (
-        None  # largest number of tokens, end symbol included; by default it depends on the source
-    )
+    # largest number of tokens, end symbol included; by default it depends on the source
+    max_length: Count | None = None
 
     def check(self) -> None:
         check_lengths(self.min_length, self.max_length)

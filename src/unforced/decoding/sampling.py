@@ -28,14 +28,13 @@ class Sample(Options):
     model's own, without temperature and truncation. The call needs ``rng``.
     """
 
-    temperature: Positive = 1.0
+    temperature: Positive = 1.0  # divides the log-probabilities
     top_k: Count | None = None  # draw among the k most probable tokens only
     nucleus: PositiveFraction | None = None  # draw among the fewest tokens with at least this probability, after top_k
     samples: Count = 1  # number of outputs per example
     min_length: Natural = 0  # smallest number of tokens before the end symbol
-    max_length: Count | None = (
-        None  # largest number of tokens, end symbol included; by default it depends on the source
-    )
+    # largest number of tokens, end symbol included; by default it depends on the source
+    max_length: Count | None = None
 
     def check(self) -> None:
         check_lengths(self.min_length, self.max_length)

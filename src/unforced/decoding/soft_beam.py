@@ -368,9 +368,8 @@ class SoftBeamSearch(Options):
     keep: Count | None = 64  # number of continuations to weigh at first; all if none
     tolerance: Fraction = 1e-4  # most mass of a mixture that may be left out
     min_length: Natural = 0  # smallest number of tokens before the end symbol
-    max_length: Count | None = (
-        None  # largest number of tokens, end symbol included; by default it depends on the source
-    )
+    # largest number of tokens, end symbol included; by default it depends on the source
+    max_length: Count | None = None
 
     def check(self) -> None:
         check_lengths(self.min_length, self.max_length)

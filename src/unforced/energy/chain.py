@@ -33,7 +33,7 @@ class Chain(Options):
     """
 
     kernel: Sampler = field(default_factory=MetropolisHastings)  # the sampler
-    sweeps: Count = 20
+    sweeps: Count = 20  # number of updates of every position
     chains: Count = 1  # of each example
     start: Start = "greedy"  # from the most probable token at every position, or from random tokens
     output: Output = "last"  # the last state of a chain, or the state with the lowest energy after any sweep

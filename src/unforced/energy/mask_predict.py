@@ -111,7 +111,7 @@ class MaskPredict(Options):
     1
     """
 
-    iterations: Count = 10
+    iterations: Count = 10  # number of passes over each output
     lengths: Count = 1  # try this many of the most probable lengths
     rows: Count = ROWS  # outputs in a micro-batch
 

@@ -39,9 +39,8 @@ class HuggingFace(Options):
 
     path: NonEmptyStr  # a local folder
     kind: Literal["auto", "encoder_decoder", "causal", "masked"] = "auto"  # "auto" follows the folder's configuration
-    template: str | None = (
-        None  # text around {source}; default: "{source}", for causal models "{source}" and a line break
-    )
+    # text around {source}; default: "{source}", for causal models "{source}" and a line break
+    template: str | None = None
     start: tuple[int, ...] = ()  # first inputs of the decoder; default: as the folder says
     longest_source: Annotated[int, AtLeast(2)] | None = None  # in tokens; longer sources are cut
     longest_target: Annotated[int, AtLeast(2)] | None = None  # in tokens; longer targets are cut

@@ -26,9 +26,9 @@ class Field(Options):
     end. A token never contributes to its own score, so one pass scores every position given all others.
     """
 
-    hidden: Count = 64
-    embedding: Count = 64
-    dropout: Fraction = 0.0
+    hidden: Count = 64  # width of each LSTM
+    embedding: Count = 64  # width of token embeddings
+    dropout: Fraction = 0.0  # share of units dropped in training
     lengths: Count | None = None  # learn a distribution over output lengths up to this many tokens
     normalizer: Count | None = None  # learn log Z by length up to this many tokens (noise_contrastive only)
 

@@ -183,12 +183,14 @@ class LSTM(Options):
     """
 
     hidden: Count = 256  # width of the decoder, of the attention and of each direction of the encoder
-    embedding: Count = 256
-    layers: Count = 1
+    embedding: Count = 256  # width of token embeddings
+    layers: Count = 1  # LSTM layers of the encoder and of the decoder
     bidirectional: bool = True  # encoder
+    # on all encoder states, or "fixed": on encoder state t at step t
+    # on all encoder states, or "fixed": on encoder state t at step t
     attention: Literal["bahdanau", "fixed"] = "bahdanau"
-    input_feeding: bool = False
-    dropout: Fraction = 0.1
+    input_feeding: bool = False  # attend before the recurrence instead of after it
+    dropout: Fraction = 0.1  # share of units dropped in training
     tie: bool = False  # share the embedding with the output projection; features are then as wide as the embedding
     convolution: Convolution = field(default_factory=Convolution)  # encoder of images
 

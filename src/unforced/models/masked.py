@@ -202,13 +202,13 @@ Positions = Literal["sinusoidal", "learned"]
 class Masked(Options):
     """A Transformer encoder over tokens of which some are hidden, without a source (see `ConditionalMasked`)."""
 
-    width: Count = 256
-    heads: Count = 4
-    layers: Count = 4
+    width: Count = 256  # width of embeddings and hidden states
+    heads: Count = 4  # attention heads
+    layers: Count = 4  # number of blocks
     feedforward: Count = 1024  # hidden units of the feed-forward part
-    dropout: Fraction = 0.1
+    dropout: Fraction = 0.1  # share of units dropped in training
     tie: bool = True  # share the embedding with the output projection
-    positions: Positions = "sinusoidal"
+    positions: Positions = "sinusoidal"  # position embeddings
     longest: Count = 512  # number of learned positions
     lengths: Count | None = None  # learn a distribution over output lengths up to this many tokens
     normalizer: Count | None = None  # learn log Z by length up to this many tokens (noise_contrastive only)
@@ -256,12 +256,12 @@ class ConditionalMasked(Options):
     where s is the mean of the encoder's states and S the number of source tokens.
     """
 
-    width: Count = 256
-    heads: Count = 4
-    encoder_layers: Natural = 3
-    decoder_layers: Count = 3
+    width: Count = 256  # width of embeddings and hidden states
+    heads: Count = 4  # attention heads
+    encoder_layers: Natural = 3  # blocks of the encoder
+    decoder_layers: Count = 3  # blocks of the decoder
     feedforward: Count = 1024  # hidden units of the feed-forward part
-    dropout: Fraction = 0.1
+    dropout: Fraction = 0.1  # share of units dropped in training
     tie: bool = True  # share the target embedding with the output projection
     share_source: bool = False  # one embedding for source and target; needs one vocabulary
     longest: Count = 200  # largest number of target tokens, end symbol excluded

@@ -274,12 +274,12 @@ class Transformer(Options):
     Blocks are pre-norm and bias-free, with ReLU, dropout on each residual branch and sinusoidal positions.
     """
 
-    width: Count = 256
-    heads: Count = 4
-    encoder_layers: Natural = 3
-    decoder_layers: Count = 3
+    width: Count = 256  # width of embeddings and hidden states
+    heads: Count = 4  # attention heads
+    encoder_layers: Natural = 3  # blocks of the encoder
+    decoder_layers: Count = 3  # blocks of the decoder
     feedforward: Count = 1024  # hidden units of the feed-forward part
-    dropout: Fraction = 0.1
+    dropout: Fraction = 0.1  # share of units dropped in training
     tie: bool = True  # share the target embedding with the output projection
     share_source: bool = False  # one embedding for source and target; needs one vocabulary
     convolution: Convolution = field(default_factory=Convolution)  # encoder of images
@@ -348,11 +348,11 @@ class Causal(Options):
     Its blocks are those of `Transformer`.
     """
 
-    width: Count = 256
-    heads: Count = 4
-    layers: Count = 4
+    width: Count = 256  # width of embeddings and hidden states
+    heads: Count = 4  # attention heads
+    layers: Count = 4  # number of blocks
     feedforward: Count = 1024  # hidden units of the feed-forward part
-    dropout: Fraction = 0.1
+    dropout: Fraction = 0.1  # share of units dropped in training
     tie: bool = True  # share the embedding with the output projection
 
     def check(self) -> None:

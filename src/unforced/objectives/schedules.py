@@ -67,7 +67,7 @@ def check_duration(name: str, value: float, unit: Unit) -> None:
 class Constant(Options):
     """Always ``value``."""
 
-    value: float
+    value: float  # at all times
 
     def __call__(self, progress: Progress) -> float:
         return self.value
