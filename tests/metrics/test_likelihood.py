@@ -1,15 +1,40 @@
-"""Metrics of likelihoods, by hand; and the likelihoods they are given, against enumeration."""
+"""Likelihoods and log Z as metrics: by hand, against enumeration and against objectives."""
+
+import json
+from itertools import product
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from unforced.metrics.likelihood import NLL
+from unforced.decoding.greedy import Greedy
+from unforced.energy.mask_predict import MaskPredict
+from unforced.errors import InputError
+from unforced.experiments.compare import compare
+from unforced.metrics.likelihood import NLL, LogZ, check_measures, likelihood_metrics
+from unforced.metrics.significance import interval
+from unforced.models.field import Field
+from unforced.models.lstm import LSTM
+from unforced.models.masked import Masked
 from unforced.models.transformer import Causal
-from unforced.protocols import FittedTask, LikelihoodMetric, Metric
+from unforced.objectives.exact_likelihood import ExactLikelihood
+from unforced.objectives.masked_lm import MaskedLM
+from unforced.objectives.pseudo_likelihood import PseudoLikelihood
+from unforced.protocols import FittedTask, LikelihoodMetric, LikelihoodRow, Metric, Task
+from unforced.recipes.recipe import load
+from unforced.tasks.language import Language
+from unforced.tasks.pairs import Pairs
+from unforced.tasks.pronunciation import Phonemes
 from unforced.tasks.synthetic import Palindromes
+from unforced.tasks.tagging import Tagging
+from unforced.tasks.text import Dialogue, Summarization, Translation
+from unforced.training import evaluation
 from unforced.training.evaluation import evaluate, gold_likelihoods
-from unforced.types import Example
+from unforced.types import Example, Progress
+
+# Models that predict the next token
 
 
 def test_perplexity_of_a_fair_die_is_its_number_of_faces() -> None:
@@ -25,7 +50,7 @@ def test_the_two_kinds_of_metric_are_told_apart() -> None:
         assert not isinstance(metric, Metric)
 
 
-def small() -> tuple[torch.nn.Module, FittedTask]:
+def small_causal() -> tuple[torch.nn.Module, FittedTask]:
     task = Palindromes(alphabet=3, length=3, size=20, held_out=20)
     codec = task.fit(task.read("train"))
     torch.manual_seed(0)
@@ -35,7 +60,7 @@ def small() -> tuple[torch.nn.Module, FittedTask]:
 
 def test_probabilities_of_all_strings_sum_to_what_is_not_banned() -> None:
     """27 strings over three letters; the rest of the mass sits on symbols that are never emitted."""
-    model, fitted = small()
+    model, fitted = small_causal()
     letters = [fitted.codec.decode([i])[0] for i in range(3)]
     strings = [Example(None, a + b + c) for a in letters for b in letters for c in letters]
     found = gold_likelihoods(model, fitted, strings, batch_rows=4)
@@ -48,7 +73,7 @@ def test_probabilities_of_all_strings_sum_to_what_is_not_banned() -> None:
 
 
 def test_evaluation_without_outputs() -> None:
-    model, fitted = small()
+    model, fitted = small_causal()
     examples = fitted.task.read("dev")
 
     def decoder(model: object, batch: object, *, rng: object = None) -> None:
@@ -58,3 +83,221 @@ def test_evaluation_without_outputs() -> None:
     expected = np.mean([each.nll for each in gold_likelihoods(model, fitted, examples)])
     assert found.scores == {"sequence_nll": pytest.approx(expected)}
     assert found.outputs == []
+
+
+# Masked models
+
+ALL: Any = ("nll", "pseudo_nll", "masked_nll")
+
+
+def small_masked(spec: Any, measures: Any = ALL) -> tuple[Any, FittedTask]:
+    task = Palindromes(alphabet=3, length=3, size=20, held_out=20, measures=measures)
+    codec = task.fit(task.read("train"))
+    torch.manual_seed(0)
+    return spec.build(codec.sizes), FittedTask(task, codec)
+
+
+SPECS = {
+    "field": Field(hidden=8, embedding=6),
+    "masked": Masked(width=8, heads=2, layers=1, feedforward=8, dropout=0.5),
+}
+
+
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS.keys())
+def test_exact_probabilities_sum_to_one(spec: Any) -> None:
+    model, fitted = small_masked(spec)
+    strings = [Example(None, "".join(letters)) for letters in product("abc", repeat=3)]
+    found = list(gold_likelihoods(model, fitted, strings, batch_rows=7))
+    assert sum(np.exp(-each.nll) for each in found) == pytest.approx(1, abs=1e-4)
+    assert {each.tokens for each in found} == {3}
+    assert model.training
+
+
+def test_a_guess_of_the_length_counts() -> None:
+    """p(T) p(y | T), where the model has a table of lengths: here 1, 2, 3 and 4, equally likely at first."""
+    model, fitted = small_masked(Field(hidden=8, embedding=6, lengths=4))
+    strings = [Example(None, "".join(letters)) for letters in product("abc", repeat=3)]
+    found = list(gold_likelihoods(model, fitted, strings))
+    assert sum(np.exp(-each.nll) for each in found) == pytest.approx(1 / 4, abs=1e-4)
+
+
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS.keys())
+def test_metrics_are_what_objectives_minimise(spec: Any) -> None:
+    model, fitted = small_masked(spec)
+    examples = fitted.task.read("dev")
+    found = evaluate(model, fitted, examples, MaskPredict(iterations=2), quiet=True)
+    assert list(found.scores) == ["sequence_nll", "pseudo_nll", "masked_nll"]
+    assert len(found.outputs) == 20
+    assert all(len(output) == 3 for output in found.outputs)
+    batch = fitted.batch(examples, device="cpu")
+    objectives: dict[str, Any] = {
+        "sequence_nll": ExactLikelihood(),
+        "pseudo_nll": PseudoLikelihood(),
+        "masked_nll": MaskedLM(hidden="each"),
+    }
+    model.eval()
+    for name, objective in objectives.items():
+        loss = objective(model, batch, progress=Progress(), rng=torch.Generator())
+        assert found.scores[name] == pytest.approx(float(loss.total.detach()) / 20, rel=1e-4), name
+    again = evaluate(model, fitted, examples, MaskPredict(iterations=2), batch_rows=3, quiet=True)
+    assert again.scores == pytest.approx(found.scores, rel=1e-4)
+
+
+def test_what_is_only_for_the_end_is_left_out_while_training() -> None:
+    model, fitted = small_masked(SPECS["field"], ("masked_nll", "final_nll"))
+    examples = fitted.task.read("dev")
+    quick = evaluate(model, fitted, examples, MaskPredict(), quiet=True, final=False)
+    assert list(quick.scores) == ["masked_nll"]
+    whole = evaluate(model, fitted, examples, MaskPredict(), quiet=True)
+    assert list(whole.scores) == ["masked_nll", "sequence_nll"]
+
+
+def test_complaints() -> None:
+    model, fitted = small_masked(Causal(width=8, heads=2, layers=1, feedforward=8), ("masked_nll",))
+    with pytest.raises(InputError, match="needs a masked model"):
+        evaluate(model, fitted, fitted.task.read("dev"), MaskPredict(), quiet=True, predictions=False)
+    for wrong in (("nll", "final_nll"), ("final_nll",)):
+        with pytest.raises(InputError, match="measures"):
+            check_measures(wrong)
+        for task in (Palindromes, Phonemes):
+            with pytest.raises(InputError, match="measures"):
+                task(measures=wrong)  # type: ignore[arg-type]
+        with pytest.raises(InputError, match="measures"):
+            Language(train="x", measures=wrong)  # type: ignore[arg-type]
+    assert [metric.name for metric in likelihood_metrics(("pseudo_perplexity", "perplexity"))] == [
+        "pseudo_perplexity",
+        "perplexity",
+    ]
+
+
+def test_final_metrics_are_computed_on_the_test_split_only(tmp_path: Path) -> None:
+    wishes = (
+        'task={name="hmm", alphabet=3, length=3, size=20, held_out=10, measures=["pseudo_nll", "final_nll"]}',
+        'model={name="field", hidden=4, embedding=4}',
+        "training.steps=1",
+        "training.epochs=none",
+        "baseline=pll_1k",
+        "seeds=[1]",
+    )
+    recipe = load("energy_hmm", wishes, "pll_1k")
+    result = compare([recipe], tmp_path, quiet=True)
+    scores = {
+        split: json.loads(next(tmp_path.glob(f"*/*/scores/{split}-*.json")).read_text())["metrics"]
+        for split in ("dev", "test")
+    }
+    assert {split: list(found) for split, found in scores.items()} == {
+        "dev": ["pseudo_nll"],
+        "test": ["pseudo_nll", "sequence_nll"],
+    }
+    assert any("true distribution" in note for note in result.notes)
+
+
+# Mean and variance of log Z
+
+FIXTURES = Path(__file__).parent.parent / "fixtures"
+PAIRS = Pairs(train=str(FIXTURES / "text_pairs.tsv"), hold_out=0.2, log_z=True)
+CONLL = {split: str(FIXTURES / "tagging" / f"{split}.conll") for split in ("train", "dev", "test")}
+TAGGING = Tagging(**CONLL, tag_column=2, comment_prefix="# text", min_count=1, log_z=True)  # type: ignore[arg-type]
+TASKS = [pytest.param(PAIRS, id="pairs"), pytest.param(TAGGING, id="tagging")]
+
+
+def rows_of(values: list[list[float]]) -> list[LikelihoodRow]:
+    """What examples with these log Z at their tokens are described by; the likelihood plays no part."""
+    return [(7.0, len(of), sum(of), sum(z * z for z in of)) for of in values]
+
+
+def small_lstm(task: Task) -> tuple[Any, FittedTask]:
+    codec = task.fit(task.read("train"))
+    torch.manual_seed(0)
+    return LSTM(hidden=8, embedding=8, dropout=0.5).build(codec.sizes), FittedTask(task, codec)
+
+
+def direct(model: Any, fitted: FittedTask) -> list[np.ndarray]:
+    """log Z at each gold token of each development example, one example at a time."""
+    model.eval()
+    found = []
+    for example in fitted.task.read("dev"):
+        batch = fitted.batch([example], device="cpu")
+        with torch.no_grad():
+            features, _ = model.advance(model.start(batch), model.embed(batch.prefix))
+            found.append(torch.logsumexp(model.score(features).double(), dim=-1)[0].numpy())
+    return found
+
+
+def test_a_known_set() -> None:
+    values = [[1.0, 2.0], [-3.0], [4.0, 4.0, 1.5]]
+    flat = np.concatenate(values)
+    for metric, expected in ((LogZ("mean"), flat.mean()), (LogZ("variance"), flat.var())):
+        rows = metric.likelihood_statistics(rows_of(values))
+        assert float(metric.score(rows.sum(axis=0))) == pytest.approx(expected)
+        assert metric.score(rows) == pytest.approx([{"log_z_mean": np.mean, "log_z_variance": np.var}[metric.name](of) for of in values])  # fmt: skip
+
+
+def test_statistics_add_up() -> None:
+    values = [[1.0, 2.0], [-3.0], [4.0, 4.0, 1.5]]
+    for metric in (LogZ("mean"), LogZ("variance")):
+        assert isinstance(metric, LikelihoodMetric)
+        assert not isinstance(metric, Metric)
+        apart = metric.likelihood_statistics(rows_of(values)).sum(axis=0)
+        joined = metric.likelihood_statistics(rows_of([[z for of in values for z in of]])).sum(axis=0)
+        assert apart == pytest.approx(joined)
+        assert metric.likelihood_statistics([]).shape == (0, 3)
+        assert float(metric.score(np.zeros(3))) == 0
+
+
+def test_equal_values_have_no_variance() -> None:
+    metric = LogZ("variance")
+    score = float(metric.score(metric.likelihood_statistics(rows_of([[0.1 + 20] * 7] * 9)).sum(axis=0)))
+    assert 0 <= score < 1e-10
+
+
+def test_intervals_hold_the_score() -> None:
+    draw = np.random.default_rng(0)
+    values = [list(draw.normal(3.0, 2.0, size=5)) for _ in range(400)]
+    for metric, true in ((LogZ("mean"), 3.0), (LogZ("variance"), 4.0)):
+        low, high = interval(metric.score, metric.likelihood_statistics(rows_of(values)), samples=200)
+        assert low < true < high
+        assert high - low < 0.8
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_likelihoods_carry_the_sums(task: Task) -> None:
+    model, fitted = small_lstm(task)
+    found = gold_likelihoods(model, fitted, task.read("dev"), batch_rows=3)
+    expected = direct(model, fitted)
+    assert [each.tokens for each in found] == [len(of) for of in expected]
+    assert [each.log_z for each in found] == pytest.approx([of.sum() for of in expected], rel=1e-5)
+    squares = [float((of**2).sum()) for of in expected]
+    assert [each.log_z_squared for each in found] == pytest.approx(squares, rel=1e-5)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_task_reports_them(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind the task's own metrics, from one pass over the gold, and the same whatever the batches."""
+    passes: list[int] = []
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        passes.append(1)
+        return gold_likelihoods(*arguments, **options)
+
+    monkeypatch.setattr(evaluation, "gold_likelihoods", counted)
+    model, fitted = small_lstm(task)
+    examples = task.read("dev")
+    whole = evaluate(model, fitted, examples, Greedy(), quiet=True)
+    assert len(passes) == 1
+    assert len(whole.outputs) == len(examples)
+    assert list(whole.scores)[-2:] == ["log_z_mean", "log_z_variance"]
+    assert next(iter(whole.scores)) in ("bleu", "f1")
+    flat = np.concatenate(direct(model, fitted))
+    assert whole.scores["log_z_mean"] == pytest.approx(flat.mean(), rel=1e-5)
+    assert whole.scores["log_z_variance"] == pytest.approx(flat.var(), rel=1e-3)
+    single = evaluate(model, fitted, examples, Greedy(), batch_rows=1, quiet=True)
+    assert single.scores == pytest.approx(whole.scores, rel=1e-3)
+
+
+@pytest.mark.parametrize("cls", [Translation, Dialogue, Summarization])
+def test_every_task_on_text_can_report_them(cls: Any) -> None:
+    plain = [metric.name for metric in cls().metrics()]
+    more = [metric.name for metric in cls(log_z=True).metrics()]
+    assert more == [*plain, "log_z_mean", "log_z_variance"]
+    assert "log_z_mean" not in plain

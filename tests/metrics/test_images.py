@@ -1,4 +1,4 @@
-"""Fréchet distance, inception-style score and the classifier both look through."""
+"""Fréchet distance, inception-style score, and the classifier whose features they use."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Strict entity F1 against seqeval itself."""
+"""Token accuracy, and strict entity F1 against seqeval."""
 
 import warnings
 
@@ -9,12 +9,34 @@ from hypothesis import strategies as st
 from seqeval.metrics import f1_score
 from seqeval.scheme import IOB2
 
-from unforced.metrics.tagging import EntityF1, find_entities, first_fault
+from unforced.metrics.tagging import EntityF1, TokenAccuracy, find_entities, first_fault
+from unforced.protocols import Metric
+
+# Accuracy
+
+
+def test_counts_tokens_over_the_corpus_not_sentences():
+    metric = TokenAccuracy()
+    rows = metric.statistics([["a", "b", "c"], ["x"]], [[["a", "b", "d"]], [["y"]]])
+    assert isinstance(metric, Metric)
+    assert rows.tolist() == [[2, 3], [0, 1]]
+    assert float(metric.score(rows.sum(axis=0))) == 50
+
+
+def test_takes_the_nearest_of_several_answers():
+    assert TokenAccuracy().statistics([["a", "b"]], [[["b", "a"], ["a", "c"]]]).tolist() == [[1, 2]]
+
+
+def test_scores_many_sums_at_once():
+    assert TokenAccuracy().score(np.array([[1.0, 2.0], [0.0, 0.0]])).tolist() == [50, 0]
+
+
+# Entity F1
 
 TAGS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
 
 
-def score(outputs, answers):
+def f1(outputs, answers):
     metric = EntityF1()
     return float(metric.score(metric.statistics(outputs, [[a] for a in answers]).sum(axis=0)))
 
@@ -27,22 +49,22 @@ def corpora(draw):
 
 
 @given(corpora())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_equals_seqeval_in_strict_mode(corpus):
     outputs, answers = corpus
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         wanted = 100 * f1_score(answers, outputs, mode="strict", scheme=IOB2)
-    assert score(outputs, answers) == pytest.approx(wanted, abs=1e-9)
+    assert f1(outputs, answers) == pytest.approx(wanted, abs=1e-9)
 
 
 def test_an_entity_must_match_in_class_start_and_end():
     gold = [["B-PER", "I-PER", "O", "B-LOC"]]
-    assert score(gold, gold) == 100
-    assert score([["B-PER", "O", "O", "B-LOC"]], gold) == 50  # end
-    assert score([["B-LOC", "I-LOC", "O", "B-LOC"]], gold) == 50  # class
-    assert score([["O", "B-PER", "O", "B-LOC"]], gold) == 50  # start
-    assert score([["I-PER", "I-PER", "O", "I-LOC"]], gold) == 0  # nothing was opened
+    assert f1(gold, gold) == 100
+    assert f1([["B-PER", "O", "O", "B-LOC"]], gold) == 50  # end
+    assert f1([["B-LOC", "I-LOC", "O", "B-LOC"]], gold) == 50  # class
+    assert f1([["O", "B-PER", "O", "B-LOC"]], gold) == 50  # start
+    assert f1([["I-PER", "I-PER", "O", "I-LOC"]], gold) == 0  # nothing was opened
 
 
 def test_neighbouring_entities_of_one_class_stay_apart():

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -145,6 +146,12 @@ def test_the_judge_is_the_same_whatever_the_model_is_trained_on(own):
 def test_invalid_files(tmp_path, changes, message):
     with pytest.raises(InputError, match=message):
         Images(path=write(tmp_path / "bad.npz", **changes)).read("train")
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(InputError, match=r"needs? the package scikit-learn: pip install 'unforced\[digits\]'"):
+        Images().read("train")
 
 
 def test_missing_data_set_tells_where_it_comes_from(monkeypatch):

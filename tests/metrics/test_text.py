@@ -1,0 +1,302 @@
+"""Metrics of text against sacreBLEU, rouge-score, coco-caption and cases by hand."""
+
+import itertools
+import math
+import sys
+
+import numpy as np
+import pytest
+import sacrebleu
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rouge_score.rouge_scorer import RougeScorer
+
+from unforced.errors import InputError
+from unforced.metrics.text import Bleu, ChrF, Cider, ErrorRate, ExactError, LengthRatio, NgramPrecision, Rouge
+
+# BLEU and chrF
+
+SENTENCE = st.lists(st.sampled_from(["the", "cat", "sat", "on", "a", "Mat,", "it's", "."]), max_size=12).map(" ".join)
+
+
+def text_corpora(references: int) -> st.SearchStrategy[list[tuple[str, list[str]]]]:
+    return st.lists(
+        st.tuples(SENTENCE, st.lists(SENTENCE, min_size=references, max_size=references)), min_size=1, max_size=6
+    )
+
+
+@pytest.mark.parametrize("references", [1, 3])
+@pytest.mark.parametrize("tokenize", ["13a", "none"])
+@pytest.mark.parametrize("lowercase", [False, True])
+def test_bleu_is_sacrebleu(references: int, tokenize: str, lowercase: bool) -> None:
+    ours = Bleu(tokenize=tokenize, lowercase=lowercase, references=references)  # type: ignore[arg-type]
+    theirs = sacrebleu.BLEU(tokenize=tokenize, lowercase=lowercase, force=True)
+
+    @given(text_corpora(references))
+    @settings(max_examples=25, deadline=None)
+    def check(corpus: list[tuple[str, list[str]]]) -> None:
+        outputs, answers = [c[0] for c in corpus], [c[1] for c in corpus]
+        expected = theirs.corpus_score(outputs, [list(column) for column in zip(*answers)])
+        sums = ours.statistics(outputs, answers).sum(axis=0)
+        assert sums.tolist() == [expected.sys_len, expected.ref_len, *expected.counts, *expected.totals]
+        assert float(ours.score(sums)) == pytest.approx(expected.score, rel=1e-12, abs=1e-12)
+        assert ours.signature() == str(theirs.get_signature())
+
+    check()
+
+
+@pytest.mark.parametrize("references", [1, 3])
+def test_chrf_is_sacrebleu(references: int) -> None:
+    ours, theirs = ChrF(references=references), sacrebleu.CHRF()
+
+    @given(text_corpora(references))
+    @settings(max_examples=25, deadline=None)
+    def check(corpus: list[tuple[str, list[str]]]) -> None:
+        outputs, answers = [c[0] for c in corpus], [c[1] for c in corpus]
+        expected = theirs.corpus_score(outputs, [list(column) for column in zip(*answers)])
+        score = ours.score(ours.statistics(outputs, answers).sum(axis=0))
+        assert float(score) == pytest.approx(expected.score, rel=1e-12, abs=1e-12)
+        assert ours.signature() == str(theirs.get_signature())
+
+    check()
+
+
+def test_varying_numbers_of_references() -> None:
+    outputs = ["the cat sat on the mat", "a dog barks at the cat"]
+    answers = [["the cat sat on a mat", "the cat sits on the mat"], ["a dog barks at a cat"]]
+    theirs = sacrebleu.BLEU()
+    expected = theirs.corpus_score(outputs, [[answers[0][0], answers[1][0]], [answers[0][1], None]])  # type: ignore[list-item]
+    ours = Bleu(references=None)
+    assert float(ours.score(ours.statistics(outputs, answers).sum(axis=0))) == pytest.approx(expected.score)
+    assert ours.signature() == str(theirs.get_signature())
+    chrf = sacrebleu.CHRF()
+    expected_chrf = chrf.corpus_score(outputs, [[answers[0][0], answers[1][0]], [answers[0][1], None]])  # type: ignore[list-item]
+    mine = ChrF(references=None)
+    assert float(mine.score(mine.statistics(outputs, answers).sum(axis=0))) == pytest.approx(expected_chrf.score)
+    assert mine.signature() == str(chrf.get_signature())
+
+
+def test_bleu_by_hand() -> None:
+    # 1-grams 4/4, 2-grams 2/3, 3-grams 1/2, 4-grams 0/1 smoothed to ½; the output is one word short of five
+    metric = Bleu(tokenize="none")
+    sums = metric.statistics(["a b c e"], [["a b c d e"]])[0]
+    assert sums.tolist() == [4, 5, 4, 2, 1, 0, 4, 3, 2, 1]
+    expected = 100 * np.exp(1 - 5 / 4) * (1 * 2 / 3 * 1 / 2 * 1 / 2) ** 0.25
+    assert float(metric.score(sums)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("metric", [Bleu(), ChrF()], ids=repr)
+def test_scores_of_many_sums_at_once(metric: Bleu) -> None:
+    rows = metric.statistics(
+        ["the cat sat on the mat", "", "dogs bark", "it is so"], [["the cat sat on a mat"], ["x"], ["dogs"], ["no"]]
+    )
+    weights = np.random.default_rng(0).multinomial(4, np.full(4, 0.25), size=(5, 3))
+    sums = weights @ rows
+    scores = metric.score(sums)
+    assert scores.shape == (5, 3)
+    for index in np.ndindex(5, 3):
+        assert scores[index] == pytest.approx(float(metric.score(sums[index])))
+    assert np.isfinite(scores).all()
+    assert float(metric.score(np.zeros(rows.shape[1]))) == 0
+
+
+@given(text_corpora(2))
+@settings(max_examples=20, deadline=None)
+def test_the_parts_of_bleu_are_sacrebleus(corpus: list[tuple[str, list[str]]]) -> None:
+    outputs, answers = [c[0] for c in corpus], [c[1] for c in corpus]
+    expected = sacrebleu.BLEU(smooth_method="none", force=True).corpus_score(
+        outputs, [list(column) for column in zip(*answers)]
+    )
+    for order in (1, 2, 3, 4):
+        metric = NgramPrecision(order=order, references=2)
+        assert float(metric.score(metric.statistics(outputs, answers).sum(axis=0))) == pytest.approx(
+            expected.precisions[order - 1]
+        )
+    ratio = LengthRatio(references=2)
+    found = float(ratio.score(ratio.statistics(outputs, answers).sum(axis=0)))
+    assert found == pytest.approx(100 * expected.sys_len / max(expected.ref_len, 1))
+
+
+# ROUGE
+
+OUTPUTS = ["The cats were sitting on the mat.", "", "Neural models of text", "a b c"]
+ANSWERS = [["The cat sat on the mat"], ["Anything"], ["Neural Text Models", "Models of Text"], ["a x b y c"]]
+
+
+@pytest.mark.parametrize("kind", ["1", "2", "L"])
+@pytest.mark.parametrize("stemmer", [False, True])
+def test_rouge_is_the_mean_of_rouge_score(kind: str, stemmer: bool) -> None:
+    metric = Rouge(kind, stemmer=stemmer)  # type: ignore[arg-type]
+    scorer = RougeScorer([f"rouge{kind}"], use_stemmer=stemmer)
+    expected = [
+        max(scorer.score(answer, output)[f"rouge{kind}"].fmeasure for answer in acceptable)
+        for output, acceptable in zip(OUTPUTS, ANSWERS)
+    ]
+    rows = metric.statistics(OUTPUTS, ANSWERS)
+    assert rows[:, 0] == pytest.approx(expected)
+    assert (rows[:, 1] == 1).all()
+    assert float(metric.score(rows.sum(axis=0))) == pytest.approx(100 * np.mean(expected))
+    assert metric.name == f"rouge_{kind.lower()}"
+    assert ("without" in metric.signature()) != stemmer
+
+
+def test_rouge_names_its_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rouge_score.rouge_scorer", None)
+    with pytest.raises(InputError, match=r"needs the package rouge-score: pip install 'unforced\[rouge\]'"):
+        Rouge().statistics(["a"], [["a"]])
+
+
+def test_rouge_by_hand() -> None:
+    # the longest common subsequence "a b c" is all of the output and three fifths of the answer
+    rows = Rouge("L").statistics(["a b c"], [["a x b y c"]])
+    assert rows.tolist() == [[pytest.approx(2 * 0.6 / 1.6), 1]]
+
+
+# CIDEr-D
+
+# What pycocoevalcap 1.2 (cider.Cider().compute_score, its tokeniser left out) gives for these captions.
+CORPUS = [
+    (
+        "a man riding a brown horse on the beach",
+        ["a man rides a brown horse along the beach", "someone riding a horse near the sea"],
+        2.1299722331120967,
+    ),
+    (
+        "two dogs dogs dogs play",
+        ["two dogs play in the snow", "dogs playing outside in winter snow", "two brown dogs play"],
+        1.3271368702378907,
+    ),
+    ("a red heart", ["a red heart"], 7.5),
+    ("the the the the", ["a cat on the mat", "the cat is on the mat"], 0.27995089776666604),
+    ("nothing in common here at all", ["woman with light skin tone"], 0.0),
+    ("horse", ["a horse", "horse"], 2.4065070845000394),
+]
+
+
+def dense(outputs, answers):
+    """The definition written with one vector over all n-grams of the corpus."""
+
+    def grams(caption, n):
+        words = caption.split()
+        return [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
+
+    scores = np.zeros(len(outputs))
+    for n in range(1, 5):
+        texts = [*outputs, *itertools.chain.from_iterable(answers)]
+        index = {g: i for i, g in enumerate(sorted({g for text in texts for g in grams(text, n)}))}
+        df = np.zeros(len(index))
+        for group in answers:
+            df[[index[g] for g in {g for text in group for g in grams(text, n)}]] += 1
+        idf = math.log(len(outputs)) - np.log(np.maximum(df, 1))
+
+        def vector(text, index=index, idf=idf, n=n):
+            counts = np.zeros(len(index))
+            for g in grams(text, n):
+                counts[index[g]] += 1
+            return counts * idf
+
+        for i, (output, group) in enumerate(zip(outputs, answers)):
+            for answer in group:
+                g, h = vector(output), vector(answer)
+                norm = np.linalg.norm(g) * np.linalg.norm(h)
+                cosine = np.minimum(g, h) @ h / norm if norm else 0.0
+                gap = len(output.split()) - len(answer.split())
+                scores[i] += 10 * cosine * math.exp(-(gap**2) / 72) / 4 / len(group)
+    return scores
+
+
+def test_equals_the_coco_caption_scorer():
+    metric = Cider()
+    outputs, answers, wanted = zip(*CORPUS)
+    rows = metric.statistics(outputs, answers)
+    assert rows[:, 0] == pytest.approx(wanted, abs=1e-12)
+    assert float(metric.score(rows.sum(axis=0))) == pytest.approx(227.39278476027818, abs=1e-9)
+
+
+captions = st.lists(st.sampled_from(["a", "b", "c", "d", "the", "of"]), min_size=1, max_size=7).map(" ".join)
+
+
+@given(st.lists(st.tuples(captions, st.lists(captions, min_size=1, max_size=3)), min_size=2, max_size=6))
+@settings(max_examples=25, deadline=None)
+def test_equals_the_formula_with_dense_vectors(corpus):
+    outputs, answers = zip(*corpus)
+    assert Cider().statistics(outputs, answers)[:, 0] == pytest.approx(dense(outputs, answers), abs=1e-9)
+
+
+@given(st.lists(st.tuples(captions, st.lists(captions, min_size=1, max_size=3)), min_size=2, max_size=6))
+@settings(max_examples=25, deadline=None)
+def test_equals_the_scorer_of_coco_captions(corpus):
+    from pycocoevalcap.cider.cider import Cider as Coco
+
+    outputs, answers = zip(*corpus)
+    _, wanted = Coco().compute_score(dict(enumerate(answers)), {i: [text] for i, text in enumerate(outputs)})
+    assert Cider().statistics(outputs, answers)[:, 0] == pytest.approx(wanted, abs=1e-9)
+
+
+def test_a_perfect_caption_of_four_words_scores_a_thousand():
+    captions = ["a big red heart", "two small blue squares"]
+    metric = Cider()
+    rows = metric.statistics(captions, [[caption] for caption in captions])
+    assert float(metric.score(rows.sum(axis=0))) == pytest.approx(1000)
+
+
+def test_words_and_strings_are_the_same():
+    outputs, answers, _ = zip(*CORPUS)
+    split = Cider().statistics([o.split() for o in outputs], [[a.split() for a in g] for g in answers])
+    assert (split == Cider().statistics(outputs, answers)).all()
+
+
+def test_empty_captions_and_single_images_score_zero():
+    assert Cider().statistics(["", "a b"], [["a b c"], ["a b"]])[0].tolist() == [0, 1]
+    assert Cider().statistics(["a b"], [["a b"]])[0].tolist() == [0, 1]  # one image: every idf is log 1
+
+
+# Error rates
+
+TOKENS = st.lists(st.sampled_from("abc"), max_size=6)
+
+
+def distance(a: list[str], b: list[str]) -> int:
+    """Wagner and Fischer's table."""
+    table = np.zeros((len(a) + 1, len(b) + 1), dtype=int)
+    table[:, 0], table[0] = np.arange(len(a) + 1), np.arange(len(b) + 1)
+    for i, x in enumerate(a, 1):
+        for j, y in enumerate(b, 1):
+            table[i, j] = min(table[i - 1, j] + 1, table[i, j - 1] + 1, table[i - 1, j - 1] + (x != y))
+    return int(table[-1, -1])
+
+
+@given(st.lists(st.tuples(TOKENS, st.lists(TOKENS, min_size=1, max_size=3)), min_size=1))
+@settings(max_examples=25, deadline=None)
+def test_errors_are_those_of_the_nearest_answer(corpus: list[tuple[list[str], list[list[str]]]]) -> None:
+    outputs, answers = [c[0] for c in corpus], [c[1] for c in corpus]
+    rows = ErrorRate().statistics(outputs, answers)
+    assert rows.dtype == np.float64
+    for row, (output, acceptable) in zip(rows, corpus):
+        errors = [distance(output, answer) for answer in acceptable]
+        assert row[0] == min(errors)
+        assert row[1] == len(acceptable[errors.index(min(errors))])
+    joined = ErrorRate().statistics([" ".join(o) for o in outputs], [[" ".join(a) for a in c] for c in answers])
+    assert (joined == rows).all()
+
+
+def test_units() -> None:
+    assert ErrorRate(unit="word").statistics(["a bc"], [["a bd"]]).tolist() == [[1, 2]]
+    assert ErrorRate(unit="character").statistics(["a bc"], [["a bd"]]).tolist() == [[1, 4]]
+
+
+def test_scores_of_sums() -> None:
+    metric = ErrorRate("wer")
+    rows = metric.statistics(["a b", "", "x"], [["a c"], ["a"], ["x y z"]])
+    assert rows.tolist() == [[1, 2], [1, 1], [2, 3]]
+    assert float(metric.score(rows.sum(axis=0))) == pytest.approx(100 * 4 / 6)
+    assert metric.score(np.stack([rows[:1].sum(axis=0), rows[1:].sum(axis=0)])) == pytest.approx([50, 75])
+    assert float(metric.score(np.zeros(2))) == 0
+    assert not metric.higher_is_better
+
+
+def test_exact_error() -> None:
+    metric = ExactError()
+    rows = metric.statistics(["a", "b", ""], [["a"], ["x", "b"], ["c"]])
+    assert rows.tolist() == [[0, 1], [0, 1], [1, 1]]
+    assert float(metric.score(rows.sum(axis=0))) == pytest.approx(100 / 3)
