@@ -17,8 +17,7 @@ from typing import Any
 
 from unforced import api
 from unforced.errors import InputError
-from unforced.recipes import earlier
-from unforced.recipes.recipe import BODY, Recipe, flatten, load
+from unforced.recipes.recipe import BODY, REFERENCE, Recipe, flatten, load, with_paths_resolved
 from unforced.training.run_folder import RunFolder
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -31,7 +30,7 @@ def grid(tried: Sequence[Sequence[str]]) -> Iterator[tuple[str, ...]]:
 
 def train_setting(recipe: str, variant: str, folder: Path, changes: Sequence[str], seed: int) -> None:
     """Train one setting, or continue it."""
-    single = earlier.placed(load(recipe, changes, variant, seed).single(), folder, seed)
+    single = with_paths_resolved(load(recipe, changes, variant, seed).single(), folder, seed)
     label = hashlib.sha256("\n".join([*sorted(changes), str(seed)]).encode()).hexdigest()[:10]
     run = folder / "grid" / f"{variant}-{label}"
     if RunFolder(run).finished() is not None:
@@ -60,7 +59,7 @@ def table(recipe: Recipe, folder: Path) -> str:
         ended = [(best, load(run.path)) for run in runs if run.finished() and (best := run.best()) is not None]
         ended = [(best, trained) for best, trained in ended if trained.baseline == variant.name]
         tables = [own, *(settings(trained) for _, trained in ended)]
-        keys = [key for key in varied(tables) if not str(own.get(key)).startswith(earlier.VARIANT)]
+        keys = [key for key in varied(tables) if not str(own.get(key)).startswith(REFERENCE)]
         ended.sort(key=lambda each: each[0]["score"], reverse=metric.higher_is_better)
         for best, trained in ended:
             changes = ", ".join(f"{key} = {value}" for key, value in settings(trained).items() if key in keys)

@@ -18,7 +18,7 @@ that a class may define on top of its main protocol; the library asks ``isinstan
 | `Sampler`          | `energy` (`HasEnergy`), `forced` and `anneal` (`Annealed`)                                       |
 | `Metric`           | `doubts` (`SupportsDoubts`)                                                                      |
 | `LikelihoodMetric` | `of` (`LikelihoodOf`), `final` (`FinalOnly`)                                                     |
-| `Task`             | `remarks` (`SupportsRemarks`), `reads_text` (`ReadsText`)                                        |
+| `Task`             | `remarks` (`SupportsRemarks`), `reads_text` (`ReadsText`), `inner` (`WrapsTask`)                  |
 | `Codec`            | `special_ids` and `unknown_id` (`TokenizerIds`)                                                  |
 """
 
@@ -511,6 +511,13 @@ class ReadsText(Protocol):
 
     @property
     def reads_text(self) -> bool: ...
+
+
+@runtime_checkable
+class WrapsTask(Protocol):
+    """Optional for a `Task`: it reads the examples of another task, for example with a model's tokenizer."""
+
+    inner: Any
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,10 @@
-"""Dataclasses from plain data and back."""
+"""Build dataclasses from plain data, and the way back."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unforced.errors import InputError, nearest
@@ -25,10 +25,7 @@ class Inner(Options):
 
 @dataclass(frozen=True)
 class Everything(Options):
-    """Every kind of field.
-
-    ``label`` is its name. Another sentence.
-    """
+    """Every kind of field."""
 
     steps: int  # number of steps
     rate: float = 0.1
@@ -48,7 +45,7 @@ class Everything(Options):
     path: str | None = None
 
 
-def made(**values: Any) -> Everything:
+def options_from(**values: Any) -> Everything:
     return build(Everything, {"steps": 1, **values}, "options")
 
 
@@ -68,7 +65,7 @@ def made(**values: Any) -> Everything:
         ({"inner": Inner(4)}, "inner", Inner(4)),
         ({"schedule": {"name": "linear", "end": 0.5, "over": 2}}, "schedule", Linear(end=0.5, over=2.0)),
         ({"schedule": "always"}, "schedule", Always()),
-        ({"schedule": {"value": 0.25}}, "schedule", Constant(0.25)),  # the default's kind
+        ({"schedule": {"value": 0.25}}, "schedule", Constant(0.25)),  # the class of the default
         ({"schedule": Linear(end=0.5, over=2.0)}, "schedule", Linear(end=0.5, over=2.0)),
         ({"maybe": {"name": "linear", "end": 0, "over": 1}}, "maybe", Linear(end=0.0, over=1.0)),
         ({"maybe": "none"}, "maybe", None),
@@ -76,8 +73,8 @@ def made(**values: Any) -> Everything:
         ({"number": {"name": "linear", "end": 0, "over": 1}}, "number", Linear(end=0.0, over=1.0)),
     ],
 )
-def test_values_are_read(given: dict[str, Any], name: str, value: Any) -> None:
-    result = getattr(made(**given), name)
+def test_build_converts_values(given: dict[str, Any], name: str, value: Any) -> None:
+    result = getattr(options_from(**given), name)
     assert result == value
     assert type(result) is type(value)
 
@@ -86,14 +83,11 @@ def test_values_are_read(given: dict[str, Any], name: str, value: Any) -> None:
     ("given", "message"),
     [
         ({"stpes": 2}, 'options.stpes: no such key; did you mean "steps"?'),
-        ({"RATE": 2.0}, 'options.RATE: no such key; did you mean "rate"?'),
         ({"qqqq": 2}, "options.qqqq: no such key; there are: steps, rate, "),
         ({"inner": {"widht": 2}}, 'options.inner.widht: no such key; did you mean "width"?'),
         ({"inner": 3}, "options.inner must be an Inner, got 3"),
         ({"inner": {"width": 0}}, "options.inner.width must be at least 1, got 0"),
-        ({"steps": True}, "options.steps must be a whole number, got True"),
         ({"mode": "fats"}, "options.mode must be one of fast, slow, 3, got 'fats'; did you mean \"fast\"?"),
-        ({"limit": 0}, "options.limit must be at least 1, got 0"),
         ({"sizes": 3}, "options.sizes must be a list (each a whole number), got 3"),
         ({"sizes": [1, "2"]}, "options.sizes[1] must be a whole number, got '2'"),
         ({"betas": [0.9]}, "options.betas must be a list of 2 values (a number, a number), got (0.9,)"),
@@ -107,13 +101,12 @@ def test_values_are_read(given: dict[str, Any], name: str, value: Any) -> None:
         ({"schedule": 3}, "options.schedule must be a Schedule, got 3"),
         ({"number": {"name": "linear", "edn": 1}}, 'options.number.edn: no such key; did you mean "end"?'),
         ({"number": {"name": "linear", "end": 0, "over": -1}}, "options.number"),
-        ({"number": 2}, "options.number must be between 0 and 1, got 2.0"),
         ({"number": [1]}, "options.number must be a number between 0 and 1 or a Schedule, got [1]"),
     ],
 )
-def test_faults_are_named(given: dict[str, Any], message: str) -> None:
+def test_errors_name_the_field(given: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError) as caught:
-        made(**given)
+        options_from(**given)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 300
@@ -146,6 +139,7 @@ options = st.builds(
 )
 
 
+@settings(max_examples=40)
 @given(options)
 def test_round_trip(value: Everything) -> None:
     plain = to_mapping(value)
@@ -166,7 +160,6 @@ def test_describe() -> None:
         "doc": "number of steps",
     }  # fmt: skip
     assert found["flag"]["doc"] == "a comment of two lines"
-    assert found["label"]["doc"] == "``label`` is its name."
     assert found["mode"]["choices"] == ["fast", "slow", 3]
     assert found["mode"]["type"] == "str | int"
     assert found["limit"]["type"] == "int | None"
@@ -180,8 +173,8 @@ def test_describe() -> None:
     assert found["inner"]["default"] == {"width": 8, "deep": False}
 
 
-@given(st.sampled_from(["epochs", "batch_tokens", "learning_rate", "warmup", "patience"]), st.data())
-def test_nearest_finds_a_misspelt_key(word: str, data: st.DataObject) -> None:
+def test_missing_letters_find_the_nearest_key() -> None:
     known = ["epochs", "batch_tokens", "learning_rate", "warmup", "patience"]
-    at = data.draw(st.integers(0, len(word) - 1))
-    assert nearest(word[:at] + word[at + 1 :], known) == f'did you mean "{word}"?'
+    for word in known:
+        for i in range(len(word)):
+            assert nearest(word[:i] + word[i + 1 :], known) == f'did you mean "{word}"?'

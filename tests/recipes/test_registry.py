@@ -1,6 +1,6 @@
-"""Every line of the catalogue: it imports, it is a frozen dataclass, and plain data make it and come out of it."""
+"""Every registered class: it imports, is a frozen dataclass, and can be built from plain data."""
 
-from dataclasses import FrozenInstanceError, is_dataclass
+from dataclasses import is_dataclass
 from typing import Any
 
 import pytest
@@ -9,10 +9,12 @@ from unforced.errors import InputError
 from unforced.options import hints_of
 from unforced.recipes.fields import build, fields_of, options_of, required, to_mapping
 from unforced.recipes.listing import describe, entries
+from unforced.recipes.recipe import KEYS, Recipe
 from unforced.registry import REGISTRY, name_of, resolve
+from unforced.training.options import Training
 
-LINES = [(kind, name) for kind, names in REGISTRY.items() for name in names]
-OFFERS = {
+CLASSES = [(kind, name) for kind, names in REGISTRY.items() for name in names]
+METHODS = {
     "objectives": ("__call__",),
     "models": ("build",),
     "tasks": ("read", "fit", "codec", "metrics"),
@@ -36,29 +38,45 @@ def example(kind: str, name: str) -> Any:
     return build(cls, {**values, **NEEDED.get(name, {})}, name)
 
 
-@pytest.mark.parametrize(("kind", "name"), LINES, ids=lambda word: word)
-def test_each_line(kind: str, name: str) -> None:
+@pytest.mark.parametrize(("kind", "name"), CLASSES, ids=lambda word: word)
+def test_registered_classes(kind: str, name: str) -> None:
     cls = resolve(kind, name)
     assert is_dataclass(cls)
     assert cls.__dataclass_params__.frozen  # type: ignore[attr-defined]
-    for method in OFFERS[kind]:
+    for method in METHODS[kind]:
         assert callable(getattr(cls, method)), f"{name} has no {method}"
-    assert not {"name", "method"} & {field.name for field in fields_of(cls)}, "these keys pick the class"
+    assert not {"name", "method"} & {field.name for field in fields_of(cls)}, "these keys select the class"
     assert name_of(kind, cls) == name
     for field in describe(cls):
         assert field["type"]
+        assert field["doc"] or kind == "tasks", f"{name}.{field['name']} needs a comment"
     instance = example(kind, name)
     assert build(cls, to_mapping(instance), name) == instance
-    if fields_of(cls):
-        with pytest.raises(FrozenInstanceError):
-            setattr(instance, fields_of(cls)[0].name, 1)
 
 
 @pytest.mark.parametrize("kind", REGISTRY)
-def test_entries_say_what_they_are(kind: str) -> None:
+def test_entries_have_summaries(kind: str) -> None:
     found = entries(kind)
     assert [entry["name"] for entry in found] == list(REGISTRY[kind])
     assert all(entry["summary"] for entry in found)
+
+
+def misspell(word: str) -> str:
+    """Swap the second and the third letter, or double the last one if they are equal."""
+    swapped = word[:1] + word[2:3] + word[1:2] + word[3:]
+    return swapped if swapped != word else word + word[-1]
+
+
+def test_misspelt_keys_are_reported_with_the_nearest() -> None:
+    """This holds for the keys of a recipe, of its training and of every registered class."""
+    cases = [(resolve(kind, name), field.name) for kind, name in CLASSES for field in fields_of(resolve(kind, name))]
+    cases += [(Training, field.name) for field in fields_of(Training)]
+    for cls, key in cases:
+        with pytest.raises(InputError, match=rf"^options\.{misspell(key)}: no such key; .*\b{key}\b"):
+            build(cls, {misspell(key): 1}, "options")
+    for key in KEYS:
+        with pytest.raises(InputError, match=rf"^{misspell(key)}: no such key; .*\b{key}\b"):
+            Recipe.from_data({misspell(key): 1})
 
 
 def test_unknown_names() -> None:

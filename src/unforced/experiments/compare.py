@@ -34,7 +34,7 @@ def make_run(run: Planned, quiet: bool) -> None:
         train(run.recipe, run.folder, resume=run.folder.is_dir() and any(run.folder.iterdir()), quiet=quiet)
     if not (missing := run.unscored()):
         return
-    model, fitted = load(run.folder, device=fastest_device())
+    model, fitted = load(run.folder, device=fastest_device(), recipe=run.recipe)
     for split in dict.fromkeys(split for split, _ in missing):
         examples = fitted.task.read(split)
         for decoder in [name for each, name in missing if each == split]:

@@ -11,8 +11,7 @@ import numpy as np
 from unforced.errors import InputError, nearest
 from unforced.experiments.runs import Run
 from unforced.protocols import Split
-from unforced.recipes import earlier
-from unforced.recipes.recipe import Recipe
+from unforced.recipes.recipe import Recipe, needed_variants
 from unforced.training.run_folder import RunFolder, differences
 from unforced.training.run_identity import DATA_FACTS, expected_facts, training_data_fact
 
@@ -54,7 +53,7 @@ def plan(recipes: Sequence[Recipe], root: Path) -> list[Planned]:
         prefix = f"{recipe.name}/" if len(recipes) > 1 else ""
         folder = root / recipe.name
         for variant, single in _ordered(recipe).items():
-            needs = tuple(prefix + name for name in earlier.needed(single))
+            needs = tuple(prefix + name for name in needed_variants(single))
             for seed in recipe.seeds:
                 planned.append(
                     Planned(prefix + variant, seed, single.single(seed=seed), folder / f"{variant}-{seed}", needs)
@@ -66,7 +65,7 @@ def plan(recipes: Sequence[Recipe], root: Path) -> list[Planned]:
 def _ordered(recipe: Recipe) -> dict[str, Recipe]:
     """The resolved variants by name, each after those that it needs, otherwise in the order of the recipe."""
     singles = {variant.name: recipe.single(variant.name) for variant in recipe.variants}
-    needs = {name: set(earlier.needed(single)) for name, single in singles.items()}
+    needs = {name: set(needed_variants(single)) for name, single in singles.items()}
     for name in singles:
         for source in sorted(needs[name] - singles.keys()):
             raise InputError(

@@ -56,7 +56,7 @@ def describe(cls: type) -> list[dict[str, Any]]:
             "required": required(field),
             "default": to_plain(default_of(field), hints[field.name]),
             "choices": choices(hints[field.name]),
-            "doc": notes.get(field.name) or mention(cls.__doc__ or "", field.name),
+            "doc": notes.get(field.name, ""),
         }
         for field in fields_of(cls)
     ]
@@ -73,13 +73,6 @@ def comments(cls: type) -> dict[str, str]:
                 found[field[1]] = field[2] or " ".join(above)
             above = [*above, line.strip()[2:]] if line.startswith("    # ") else []
     return found
-
-
-def mention(doc: str, name: str) -> str:
-    """Return the first sentence of a docstring with ``name`` in double back-ticks."""
-    prose = " ".join(doc.split(">>>")[0].split())
-    sentences = re.split(r"(?<=[.!?])\s+(?=[A-Z`])", prose)
-    return next((sentence for sentence in sentences if f"``{name}``" in sentence), "")
 
 
 def choices(hint: Any) -> list[Any] | None:

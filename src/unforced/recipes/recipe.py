@@ -1,13 +1,13 @@
-"""Trees of plain data, as TOML files give them: merging, differences, and ``key=value`` words.
+"""Recipes: read them from TOML, change them by ``key=value`` words and by variants, and build their objects.
 
-Only the shape of a recipe is known here, not its classes: tables with a ``name`` (a decoder's: ``method``) stand for a
-class of the catalogue, and the fields of one class mean nothing to another.
+A recipe names a task, a model and an objective, says how to train and decode, and lists variants: named sets of changes.
+All changes are made to plain data (nested tables), which are built once at the end.
 """
 
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,15 +20,20 @@ from unforced.recipes.fields import build, check_keys, convert, join, pick, to_m
 from unforced.registry import REGISTRY, name_of
 from unforced.training.options import Training
 
-NAMED = ("task", "model", "objective")  # tables that a bare name may stand for
-
-HF = "hf:"
-
+KINDS = {"task": "tasks", "model": "models", "objective": "objectives"}  # key -> kind in the registry
+BODY = (*KINDS, "training", "decoding")  # keys that a variant may change
+KEYS = ("name", "description", "seeds", "baseline", *BODY, "variants")
+HUGGING_FACE = "hf:"  # model = "hf:PATH"
+REFERENCE = "variant:"  # "variant:NAME" stands for the run of that variant with the same seed
+SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")  # names that become file names
+Seeds = Annotated[tuple[Natural, ...], NotEmpty(), Distinct()]
 Data = dict[str, Any]
+
+# Plain data
 
 
 def merge(old: Mapping[str, Any], new: Mapping[str, Any]) -> Data:
-    """``old`` with the keys of ``new``, table by table; a table that names another class replaces the old one.
+    """Return ``old`` updated with ``new``, table by table; a table that names another class replaces the old one.
 
     >>> merge({"model": {"name": "lstm", "hidden": 256}}, {"model": {"hidden": 64}})
     {'model': {'name': 'lstm', 'hidden': 64}}
@@ -45,11 +50,12 @@ def merge(old: Mapping[str, Any], new: Mapping[str, Any]) -> Data:
 
 
 def same_class(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    return all(new.get(label, old.get(label)) == old.get(label) for label in ("name", "method"))
+    """Return whether a change to the table ``old`` keeps the class that it names."""
+    return all(new.get(key, old.get(key)) == old.get(key) for key in ("name", "method"))
 
 
 def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> Data:
-    """The changes that ``merge`` needs to make ``new`` of ``old``.
+    """Return the changes with which `merge` turns ``old`` into ``new``.
 
     >>> difference({"a": 1, "b": {"c": 2, "d": 3}}, {"a": 1, "b": {"c": 2, "d": 4}})
     {'b': {'d': 4}}
@@ -66,65 +72,23 @@ def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> Data:
 
 
 def normalize(data: Mapping[str, Any]) -> Data:
-    """Write a class that is given by its bare name, ``objective = "cross_entropy"``, as the table it stands for.
+    """Replace bare names, as in ``objective = "cross_entropy"``, by tables.
 
     >>> normalize({"model": "hf:models/mine"})
     {'model': {'name': 'huggingface', 'path': 'models/mine'}}
     """
-    out = {key: table(key, v) if key in NAMED and isinstance(v, str) else v for key, v in data.items()}
+    out = {key: table_of_name(key, v) if key in KINDS and isinstance(v, str) else v for key, v in data.items()}
     decoding = out.get("decoding")
     if isinstance(decoding, Mapping):
         out["decoding"] = {k: {"method": v} if isinstance(v, str) else v for k, v in decoding.items()}
     return out
 
 
-def table(key: str, word: str) -> Data:
-    """The table that a word stands for: a name, or for a model also the path of a Hugging Face model behind "hf:"."""
-    if key == "model" and word.startswith(HF):
-        return {"name": "huggingface", "path": word.removeprefix(HF)}
-    return {"name": word}
-
-
-def parse_overrides(words: Iterable[str]) -> Data:
-    """``key=value`` words as one tree: dotted keys, values as TOML spells them, else strings.
-
-    >>> parse_overrides(["training.epochs=3", "objective=label_smoothing", "task.path=data/x.tsv"])
-    {'training': {'epochs': 3}, 'objective': {'name': 'label_smoothing'}, 'task': {'path': 'data/x.tsv'}}
-    """
-    tree: Data = {}
-    for word in words:
-        key, equals, text = word.partition("=")
-        path = key.strip().split(".")
-        if not equals or not all(re.fullmatch(r"[A-Za-z0-9_+-]+", part) for part in path):
-            raise InputError(f'"{word}" is not of the form key=value')
-        branch: Data = {}
-        leaf: Data = branch
-        for part in path[:-1]:
-            leaf[part] = leaf = {}
-        leaf[path[-1]] = parse_value(text.strip())
-        tree = join_trees(tree, normalize(branch))
-    return tree
-
-
-def join_trees(old: Data, new: Data) -> Data:
-    out = dict(old)
-    for key, value in new.items():
-        both = isinstance(value, dict) and isinstance(out.get(key), dict)
-        out[key] = join_trees(out[key], value) if both else value
-    return out
-
-
-def parse_value(text: str) -> Any:
-    try:
-        text.encode()
-        found = tomllib.loads(f"value = {text}")
-    except UnicodeEncodeError:
-        raise InputError("a key=value word isn't UTF-8") from None
-    except tomllib.TOMLDecodeError:
-        return float(text) if re.fullmatch(r"[+-]?\.[0-9]+", text) else text  # TOML has no .5
-    value = found["value"]
-    plain = len(found) == 1 and isinstance(value, bool | int | float | str | list | dict)
-    return value if plain else text  # a date, say, is but a string here
+def table_of_name(key: str, name: str) -> Data:
+    """Return the table that a name stands for; "hf:PATH" is a Hugging Face model."""
+    if key == "model" and name.startswith(HUGGING_FACE):
+        return {"name": "huggingface", "path": name.removeprefix(HUGGING_FACE)}
+    return {"name": name}
 
 
 def flatten(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -140,6 +104,7 @@ def flatten(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def spell_none(data: Any) -> Any:
+    """Replace None by "none": TOML has no null."""
     if isinstance(data, Mapping):
         return {key: spell_none(value) for key, value in data.items()}
     if isinstance(data, list):
@@ -147,26 +112,69 @@ def spell_none(data: Any) -> Any:
     return "none" if data is None else data
 
 
-# Recipes: a TOML file that names a task, a model, an objective and how to train and decode, and its variants.
+# Overrides
 
-KINDS = {"task": "tasks", "model": "models", "objective": "objectives"}
-BODY = (*KINDS, "training", "decoding")  # what a variant may change
-KEYS = ("name", "description", "seeds", "baseline", *BODY, "variants")
-Seeds = Annotated[tuple[Natural, ...], NotEmpty(), Distinct()]
-SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")  # names that become names of files
+
+def parse_overrides(words: Iterable[str]) -> Data:
+    """Parse ``key=value`` words with dotted keys; values are TOML, or else strings.
+
+    >>> parse_overrides(["training.epochs=3", "objective=label_smoothing", "task.path=data/x.tsv"])
+    {'training': {'epochs': 3}, 'objective': {'name': 'label_smoothing'}, 'task': {'path': 'data/x.tsv'}}
+    """
+    overrides: Data = {}
+    for word in words:
+        key, equals, text = word.partition("=")
+        path = key.strip().split(".")
+        if not equals or not all(re.fullmatch(r"[A-Za-z0-9_+-]+", part) for part in path):
+            raise InputError(f'"{word}" is not of the form key=value')
+        branch: Data = {}
+        leaf: Data = branch
+        for part in path[:-1]:
+            leaf[part] = leaf = {}
+        leaf[path[-1]] = parse_value(text.strip())
+        overrides = update(overrides, normalize(branch))
+    return overrides
+
+
+def update(old: Data, new: Data) -> Data:
+    """Return ``old`` updated with ``new``, table by table, whatever classes they name."""
+    out = dict(old)
+    for key, value in new.items():
+        both = isinstance(value, dict) and isinstance(out.get(key), dict)
+        out[key] = update(out[key], value) if both else value
+    return out
+
+
+def parse_value(text: str) -> Any:
+    """Parse a TOML value; other text is a string."""
+    try:
+        text.encode()
+        found = tomllib.loads(f"value = {text}")
+    except UnicodeEncodeError:
+        raise InputError("a key=value argument is not valid UTF-8") from None
+    except tomllib.TOMLDecodeError:
+        return float(text) if re.fullmatch(r"[+-]?\.[0-9]+", text) else text  # .5 is not TOML
+    value = found["value"]
+    plain = len(found) == 1 and isinstance(value, bool | int | float | str | list | dict)
+    return value if plain else text  # dates are strings
+
+
+# Recipes
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A named set of changes to a recipe, as a file spells them."""
+    """A named set of changes to a recipe."""
 
     name: str
-    changes: Data = field(default_factory=dict)
+    changes: Data = field(default_factory=dict)  # plain data, as in a recipe file
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A resolved recipe. In the record of a run, a part of the user's own (a model, say) is not written and reads None.
+    """A resolved recipe: its parts are objects.
+
+    Objects of unregistered classes (your own model, for example) are left out of a run's ``recipe.toml`` and read as None.
 
     >>> recipe = load("g2p", ["training.keep=1"])
     >>> recipe.training.keep, recipe.baseline
@@ -187,10 +195,12 @@ class Recipe:
     variants: tuple[Variant, ...]
 
     def single(self, variant: str | None = None, seed: int | None = None) -> "Recipe":
-        """Return the recipe of one run: of one variant, with one seed.
+        """Return the recipe of one run: of one variant and one seed.
 
-        Without ``variant`` the recipe stays as it is, and the run is named after its objective (or after its only variant
-        if that changes nothing). Without ``seed`` the first one is used.
+        Args:
+            variant: By default the recipe without a variant's changes, named after its objective (or after its only
+                variant if that has no changes).
+            seed: By default the first seed.
         """
         seeds = convert(Seeds, [self.seeds[0] if seed is None else seed], "seeds")
         if variant is not None and find_variant(self.variants, variant).changes:
@@ -200,22 +210,24 @@ class Recipe:
         return replace(self, seeds=seeds, baseline=label, variants=(Variant(label),))
 
     def only(self, names: Sequence[str]) -> "Recipe":
-        """Return the recipe with these variants alone."""
+        """Return the recipe with only these variants."""
         if not names:
-            raise InputError(f"{self.name}: variants: at least one must be chosen")
+            raise InputError(f"{self.name}: choose at least one variant")
         variants = tuple(find_variant(self.variants, name) for name in dict.fromkeys(names))
         kept = self.baseline in {variant.name for variant in variants}
         return replace(self, variants=variants, baseline=self.baseline if kept else variants[0].name)
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> "Recipe":
-        """Build the recipe that plain data describe; raise `InputError` with the key that is wrong."""
+        """Build the recipe that plain data describe; raise `InputError` naming the key that is wrong."""
+        from unforced.protocols import SupportsReading  # imports torch
+
         check_keys(data, KEYS)
         parts: Data = {}
         for key, kind in KINDS.items():
             parts[key] = pick(kind, data[key], key) if key in data else None
-        if parts["task"] is not None and (reading := getattr(parts["model"], "reading", None)):
-            parts["task"] = reading(parts["task"])  # by the model's own tokenizer
+        if parts["task"] is not None and isinstance(parts["model"], SupportsReading):
+            parts["task"] = parts["model"].reading(parts["task"])  # with the model's own tokenizer
         training = build(Training, data.get("training", {}), "training")
         tables = data.get("decoding", {"greedy": {"method": "greedy"}})
         if not isinstance(tables, Mapping):
@@ -240,12 +252,14 @@ class Recipe:
         )
 
     def to_data(self) -> Data:
-        """The recipe as plain data with every default filled in; `from_data` builds an equal recipe from it."""
+        """Return plain data with every default filled in; `from_data` builds an equal recipe from it."""
+        from unforced.protocols import WrapsTask  # imports torch
+
         data: Data = {"name": self.name, "description": self.description, "seeds": list(self.seeds)}
         data["baseline"] = self.baseline
         for key, kind in KINDS.items():
             value = getattr(self, key)
-            value = getattr(value, "inner", value)  # a task that is read through the model's tokenizer
+            value = value.inner if isinstance(value, WrapsTask) else value
             if (name := name_of(kind, value)) is not None:
                 data[key] = {"name": name, **to_mapping(value)}
         data["training"] = to_mapping(self.training)
@@ -258,17 +272,19 @@ class Recipe:
         return data
 
     def to_toml(self) -> str:
-        """The text of a recipe file that loads as this recipe; None is written as "none"."""
+        """Return the text of a recipe file that loads as this recipe."""
         text = tomli_w.dumps(spell_none(self.to_data()))
-        return re.sub(r"\[\n((?:    [\w.+-]+,\n)+)\]", lambda list: f"[{' '.join(list[1].split())[:-1]}]", text)
+        # lists of numbers on one line
+        return re.sub(r"\[\n((?:    [\w.+-]+,\n)+)\]", lambda match: f"[{' '.join(match[1].split())[:-1]}]", text)
 
 
 def load(
     source: str | Path | Recipe, overrides: Iterable[str] = (), variant: str | None = None, seed: int | None = None
 ) -> Recipe:
-    """Load a recipe by its name, from a TOML file or from a run folder: file, then ``variant``, then ``overrides``.
+    """Load a recipe by its name, from a TOML file or from a run folder.
 
-    The data are merged first and built once. Other variants are kept as data; `Recipe.single` builds them.
+    Apply ``overrides`` after the changes of ``variant``. The plain data are merged first and built once; other variants
+    stay plain data until `Recipe.single` builds them.
     """
     where = source.name if isinstance(source, Recipe) else str(source)
     try:
@@ -285,11 +301,11 @@ def load(
 
 
 def override(data: Data, changes: Data) -> Data:
-    """Return the data of a recipe with ``changes``, which also win over what its variants change."""
+    """Return the data of a recipe with ``changes``, which also take precedence over the changes of its variants."""
     check_keys(changes, KEYS)
     if "variants" in changes:
-        raise InputError("variants: a list of variants can't be given as key=value")
-    old, body = ({key: value for key, value in tree.items() if key in BODY} for tree in (data, changes))
+        raise InputError("variants can't be set by key=value; edit the recipe file")
+    old, body = ({key: value for key, value in each.items() if key in BODY} for each in (data, changes))
     base = merge(data, changes)
     if body and "variants" in data:
         base["variants"] = [
@@ -300,7 +316,7 @@ def override(data: Data, changes: Data) -> Data:
 
 
 def build_variant(data: Data, name: str) -> Recipe:
-    """Build the recipe with the changes of one variant, which is then the only one."""
+    """Build the recipe with the changes of a variant, which becomes its only one."""
     changes = find_variant(read_variants(data.get("variants", [])), name).changes
     try:
         return Recipe.from_data({**merge(data, changes), "variants": [{"name": name}], "baseline": name})
@@ -309,16 +325,20 @@ def build_variant(data: Data, name: str) -> Recipe:
 
 
 def check_complete(recipe: Recipe) -> None:
-    """Raise `InputError` if parts are missing, as in the recipe of a run with objects of the user's own."""
+    """Raise `InputError` if the task, the model, the objective or the decoder for validation is missing."""
     for key, kind in KINDS.items():
         if getattr(recipe, key) is None:
             raise InputError(f"{key}: a table with a name is missing; {nearest('', REGISTRY[kind])}")
-    judge, decoders = recipe.training.validate, recipe.decoding
-    if judge not in decoders:
-        raise InputError(f"training.validate: there is no [decoding.{judge}]; {nearest(judge, decoders)}")
+    decoder, known = recipe.training.validate, recipe.decoding
+    if decoder not in known:
+        raise InputError(f"training.validate: there is no [decoding.{decoder}]; {nearest(decoder, known)}")
+
+
+# Variants
 
 
 def read_variants(tables: Any) -> list[Variant]:
+    """Read the variants of a recipe from plain data."""
     if not isinstance(tables, Sequence) or isinstance(tables, str):
         raise InputError("variants must be a list of tables ([[variants]])")
     variants: list[Variant] = []
@@ -330,34 +350,82 @@ def read_variants(tables: Any) -> list[Variant]:
         check_keys(changes, BODY, f"variant {name}")
         variants.append(Variant(name, spell_none(normalize(changes))))
         if name in {v.name for v in variants[:-1]}:
-            raise InputError(f'variants: there are two of the name "{name}"')
+            raise InputError(f'variants: two have the name "{name}"; rename one of them')
     return variants
 
 
 def find_variant(variants: Iterable[Variant], name: str, where: str = "variant") -> Variant:
+    """Return the variant of this name."""
     by_name = {variant.name: variant for variant in variants}
     if not by_name:
-        raise InputError(f'{where}: the recipe has no variants, so there is no "{name}" among them')
+        raise InputError(f'{where}: there is no "{name}"; the recipe has no variants')
     if name not in by_name:
         raise InputError(f'{where}: "{name}" is not among the variants; {nearest(name, by_name)}')
     return by_name[name]
 
 
+# Variants that start from the weights of another one (``training.warm_start = "variant:NAME"``) or learn from its model
+# (a field of the objective, such as ``teacher = "variant:NAME"``)
+
+
+def needed_variants(recipe: Recipe) -> tuple[str, ...]:
+    """Return the names of the variants that this one needs, the one that it starts from first."""
+    values = [recipe.training.warm_start or "", *_text_fields(recipe.objective).values()]
+    return tuple(dict.fromkeys(value.removeprefix(REFERENCE) for value in values if value.startswith(REFERENCE)))
+
+
+def with_paths_resolved(recipe: Recipe, folder: Path, seed: int) -> Recipe:
+    """Replace each "variant:NAME" by the path of its run with this seed in ``folder``."""
+
+    def path(value: str) -> str:
+        return str((folder / f"{value.removeprefix(REFERENCE)}-{seed}").absolute())
+
+    start, training, objective = recipe.training.warm_start, recipe.training, recipe.objective
+    if start is not None and start.startswith(REFERENCE):
+        training = replace(training, warm_start=path(start))
+    texts = _text_fields(objective).items()
+    if changes := {key: path(value) for key, value in texts if value.startswith(REFERENCE)}:
+        objective = replace(objective, **changes)
+    return replace(recipe, training=training, objective=objective)
+
+
+def check_needed_runs(recipe: Recipe, folder: Path, seed: int) -> None:
+    """Raise `InputError` if ``folder`` lacks the run of a variant that this one needs."""
+    for name in needed_variants(recipe):
+        if not (folder / f"{name}-{seed}" / "run.json").is_file():
+            raise InputError(
+                f"{recipe.name}: variant {recipe.baseline} needs the run {name}-{seed}, which is not in {folder}; "
+                "train that variant first, or use compare, which trains both"
+            )
+
+
+def _text_fields(objective: Any) -> dict[str, str]:
+    """Return the fields of an objective that are text; none if it is not a dataclass."""
+    if not is_dataclass(objective):
+        return {}
+    values = {field.name: getattr(objective, field.name) for field in fields(objective) if field.init}
+    return {key: value for key, value in values.items() if isinstance(value, str)}
+
+
+# Files
+
+
 def check_name(name: Any, where: str) -> str:
+    """Return a name that can be part of a file name, or raise `InputError`."""
     if not isinstance(name, str) or not SAFE.fullmatch(name):
         raise InputError(f"{where} must be a name of letters, digits and . _ + -, got {show(name)}")
     return name
 
 
 def builtin() -> dict[str, Any]:
-    """The recipes that come with the package, by name."""
+    """Return the files of the recipes in the package, by name."""
     folder = resources.files("unforced").joinpath("recipes", "builtin")
     files = sorted((f for f in folder.iterdir() if f.name.endswith(".toml")), key=lambda f: f.name)
     return {file.name.removesuffix(".toml"): file for file in files}
 
 
 def read(source: str | Path) -> Data:
-    """The plain data of a recipe: a built-in one by name, else a TOML file or a folder that holds ``recipe.toml``."""
+    """Read the plain data of a built-in recipe, of a TOML file or of a folder with ``recipe.toml``."""
     known = builtin()
     if isinstance(source, str) and source in known:
         return parse(known[source].read_bytes(), source, source)
@@ -373,11 +441,12 @@ def read(source: str | Path) -> Data:
 
 
 def parse(content: bytes, where: str, stem: str) -> Data:
+    """Parse a TOML file; ``stem`` is the name of the recipe if the file has none."""
     try:
         data = tomllib.loads(content.decode("utf-8"))
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
-        raise InputError(f"{where}:{line}: the line isn't UTF-8") from None
+        raise InputError(f"{where}:{line}: this line is not valid UTF-8") from None
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise InputError(f"{where}: this isn't TOML: {error}") from None
+        raise InputError(f"{where}: not valid TOML: {error}") from None
     return normalize({"name": stem, **data})

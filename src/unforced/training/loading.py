@@ -34,13 +34,14 @@ def load(
     model: OwnModel | None = None,
     task: Task | None = None,
     device: str | torch.device = "cpu",
+    recipe: Recipe | None = None,
 ) -> Loaded:
     """Load the model and the task of a run.
 
     ``checkpoint`` is "best", "last" or a name such as ``step-00000120``. Pass ``model`` or ``task`` if the run was
-    trained with a model or a task of your own.
+    trained with a model or a task of your own. ``recipe`` is that of the run, which is read if not given.
     """
-    return load_with_recipe(run, checkpoint, model, task, device)[1]
+    return load_with_recipe(run, checkpoint, model, task, device, recipe)[1]
 
 
 def load_with_recipe(
@@ -49,10 +50,11 @@ def load_with_recipe(
     model: OwnModel | None = None,
     task: Task | None = None,
     device: str | torch.device = "cpu",
+    recipe: Recipe | None = None,
 ) -> tuple[Recipe, Loaded]:
     """Do what `load` does, and return the recipe of the run too."""
     folder = RunFolder(run)
-    recipe = read_recipe(folder)
+    recipe = read_recipe(folder) if recipe is None else recipe
     own = recipe.model if model is None else model
     kind = recipe.task if task is None else task
     if own is None or kind is None:

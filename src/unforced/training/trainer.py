@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from unforced.errors import InputError
 from unforced.ops.random_streams import generator, random_state, restore_random_state, seed_everything
 from unforced.protocols import FittedTask, SupportsModels, fitted
-from unforced.recipes import earlier
-from unforced.recipes.recipe import Recipe
+from unforced.recipes.recipe import Recipe, check_needed_runs, with_paths_resolved
 from unforced.training import checkpoints, distributed
 from unforced.training.batching import check_lengths, epoch_batches, micro_batches, planned_updates, token_lengths
 from unforced.training.checkpoints import (
@@ -53,7 +52,7 @@ def train(recipe: Recipe, folder: str | Path, *, resume: bool = False, quiet: bo
     run = RunFolder(folder)
     accelerator = distributed.start(recipe.training.precision)
     on_main(accelerator, lambda: run.check_content(resume))
-    earlier.check(recipe, run.path.parent, recipe.seeds[0])
+    check_needed_runs(recipe, run.path.parent, recipe.seeds[0])
     world = accelerator.num_processes
     setup = Setup.of(recipe)
     facts = expected_facts(recipe) | data_facts(setup.task.codec, setup.encoded, setup.model) | {"world": world}
@@ -147,7 +146,7 @@ class Trainer:
         self.decoder = recipe.decoding[recipe.training.validate]
         self.dev = spread(setup.dev, self.options.dev_examples)
         self.wide = torch.float32 if self.device.type == "mps" else torch.float64
-        ready = earlier.placed(recipe, run.path.parent, self.seed)
+        ready = with_paths_resolved(recipe, run.path.parent, self.seed)
         if ready.training.warm_start is not None and not run.checkpoints():
             start = RunFolder(ready.training.warm_start).best_checkpoint()
             fill_model(self.model, checkpoints.read_model(start), str(start))
