@@ -90,6 +90,7 @@ def test_skeleton_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 SHORT = {
+    "compare streaming_g2p": "--seeds 1 --variants cross_entropy,continued task.train_limit=60 task.dev_limit=4 task.test_limit=4 training.steps=2",
     "train g2p": "task.train_limit=200 task.test_limit=8 training.steps=2",
     **{f"train {name}": "model.width=16 training.steps=2" for name in ("pairs", "language", "masked")},
     "train": "training.steps=2",
@@ -99,7 +100,7 @@ SHORT = {
 
 def shortened(command: str) -> str:
     """The same with little work."""
-    command = re.sub(r" --(sweeps|examples) \d+| *#.*", "", command)
+    command = re.sub(r" --(sweeps|examples|jobs) \d+| *#.*", "", command)
     more = next((words for start, words in SHORT.items() if command.startswith(f"unforced {start}")), "")
     return f"{command} {more}".replace(
         "training.steps=2", "training.steps=2 training.epochs=none training.dev_examples=4"
