@@ -332,7 +332,7 @@ def test_hugging_face_folder(root: Path, tmp_path: Path, monkeypatch, capsys) ->
         ("bert", ["--input", "blank.txt"], "line 2: the line is blank"),
         ("field-0.4", ["--length", "7"], "its outputs have 4 tokens, not 7"),
         ("conditional", ["--input", "blank.txt", "--start", "data"], "line 1: the line has no tab"),
-        ("conditional", ["--input", "blank.txt"], "The line is blank"),
+        ("conditional", ["--input", "blank.txt"], "the line is blank"),
         ("masked-words", ["--kernel", "gibbs", "--anneal", "0.1"], "gibbs.anneal: no such key"),
         ("masked-words", ["--length", "0"], "length must be at least 1"),
         ("masked-words", ["--burn-in", "3"], "burn_in must be below sweeps, 3, got 3"),

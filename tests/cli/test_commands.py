@@ -73,7 +73,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         (["report", "absent"], "absent"),
         (["report", "absent", "--output", "x.pdf"], "x.pdf: the name of a report must end in .html, or in .md"),
         (["train", "pairs", "--variant", "x"], 'there is no "x"; the recipe has no variants'),
-        (["train", "pairs", "task.train=."], "task.train wants a file, and . is a folder"),
+        (["train", "pairs", "task.train=."], ".: must be .tsv or .jsonl"),
         (["train", "g2p", "training.warm_start=absent"], "absent: is not a run folder"),
         (
             ["train", "captions_smoothing", "--variant", "token"],

@@ -358,7 +358,7 @@ def test_files_of_objectives_are_checked_before_training(write: Write, tmp_path:
     path = tmp_path / "vectors.txt"
     near = f'[[variants]]\nname = "near"\nobjective = {{ name = "token_smoothing", vectors = "{path}" }}\n'
     recipe, stub = write(near), Stub()
-    with pytest.raises(InputError, match=r"near: \S+vectors.txt: there is no such file"):
+    with pytest.raises(InputError, match=r"near: \S+vectors.txt: no such file"):
         stub.compare([recipe], tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
     path.write_text("a 1 0\n")

@@ -365,7 +365,7 @@ def test_folders_that_are_not_whole(place: Path, tmp_path: Path) -> None:
 
 def test_a_refused_run_leaves_its_folder_free(place: Path, tmp_path: Path) -> None:
     recipe, run = place / "gpt2.toml", tmp_path / "run"
-    with pytest.raises(InputError, match="masked_lm needs a model with scores"):
+    with pytest.raises(InputError, match="MaskedLM needs a model with scores"):
         unforced.train(recipe, "objective=masked_lm", run=run, quiet=True)
     assert [path.name for path in run.iterdir()] == ["lock"]
     unforced.train(recipe, run=run, quiet=True)

@@ -60,7 +60,10 @@ def load_with_recipe(
     if own is None or kind is None:
         what = "model" if own is None else "task"
         raise InputError(f"{folder.path}: was trained with a {what} of your own; load(run, {what}=…) needs it")
-    codec = kind.codec(folder.codec())
+    try:
+        codec = kind.codec(folder.codec())
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise InputError(f"{folder.path / 'codec.json'}: is damaged or from another task ({error!r})") from None
     with torch.random.fork_rng(devices=[]):  # the initial weights are replaced, so no random numbers are used up
         network = build_network(own, codec)
     path = find_checkpoint(folder, checkpoint)
