@@ -1,10 +1,10 @@
 """The Python API: the commands of the command line, and functions for a user's own models and training loops."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
@@ -44,17 +44,20 @@ def objective(name: str, **fields: Any) -> Objective:
     >>> objective("label_smoothing", smoothing=0.2)
     LabelSmoothing(smoothing=0.2)
     """
-    return _build("objectives", name, fields)
+    found: Objective = _build("objectives", name, fields)
+    return found
 
 
 def task(name: str, **fields: Any) -> Task:
     """Return a registered task."""
-    return _build("tasks", name, fields)
+    found: Task = _build("tasks", name, fields)
+    return found
 
 
 def model(name: str, **fields: Any) -> ModelSpec:
     """Return the specification of a registered model; ``.build(sizes)`` returns the network."""
-    return _build("models", name, fields)
+    found: ModelSpec = _build("models", name, fields)
+    return found
 
 
 def _build(kind: str, name: str, fields: Mapping[str, Any]) -> Any:
@@ -166,7 +169,7 @@ def batch(model_or_task: Any, pairs: Iterable[Any]) -> Batch:
     The first argument is a loaded model, a ``FittedTask``, or anything else with a codec. A task that is not fitted yet
     learns its codec from its training data, once. The batch is on the model's device.
     """
-    codec = _fit_codec(model_or_task) if isinstance(model_or_task, Task) else _codec_of(model_or_task)
+    codec = _fit_codec(cast(Hashable, model_or_task)) if isinstance(model_or_task, Task) else _codec_of(model_or_task)
     if codec is None:
         what = type(model_or_task).__name__
         raise InputError(f"{what} has no codec: pass a loaded model, or a task fitted to training data")
@@ -185,8 +188,9 @@ def _codec_of(known: Any) -> Codec | None:
 
 
 @lru_cache(maxsize=8)
-def _fit_codec(task: Task) -> Codec:
-    return task.fit(task.read("train"))
+def _fit_codec(task: Any) -> Codec:
+    codec: Codec = task.fit(task.read("train"))
+    return codec
 
 
 def _example(pair: Any) -> Example:

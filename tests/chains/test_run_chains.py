@@ -180,7 +180,7 @@ def test_what_is_refused_changes_nothing(tmp_path: Path) -> None:
         assert content(tmp_path / "run") == before
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").write_text("years of work")
-    with pytest.raises(InputError, match="holds other files and no run"):
+    with pytest.raises(InputError, match="contains other files but no run"):
         run(SAMPLERS["mh"], tmp_path / "other", resume=True)
     assert sorted(os.listdir(tmp_path / "other")) == ["thesis.tex"]
     with pytest.raises(InputError, match="holds no chains"):

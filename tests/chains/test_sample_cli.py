@@ -240,7 +240,7 @@ def test_resumed_with_more_sweeps_and_refused_with_other_settings(root: Path, tm
     assert "already has 20 sweeps, more than the requested 12" in capsys.readouterr().err
     shutil.copytree(root / "conditional", tmp_path / "other")  # a folder that holds something else
     assert main(words("other", 5, "--resume")) == 2
-    assert "holds other files and no run" in capsys.readouterr().err
+    assert "contains other files but no run" in capsys.readouterr().err
 
 
 def test_stuck_chains_are_named(root: Path, tmp_path: Path, capsys) -> None:

@@ -216,5 +216,5 @@ def test_a_model_with_state_that_is_no_tensor_is_refused() -> None:
         def set_extra_state(self, state: Any) -> None:
             pass
 
-    with pytest.raises(InputError, match="_extra_state, which is no tensor"):
+    with pytest.raises(InputError, match="_extra_state, which is not a tensor"):
         model_tensors(Odd(2, 2))

@@ -1,4 +1,4 @@
-"""Several processes make the updates of one, on gloo."""
+"""Several processes make the same updates as one (gloo)."""
 
 import json
 import os
@@ -39,6 +39,7 @@ def losses(folder: Path) -> list[float]:
     return [event["loss"] for event in RunFolder(folder).events("train")]
 
 
+@pytest.mark.slow
 def test_torchrun_with_two_processes_gives_the_losses_of_one(folder: Path) -> None:
     assert Run(folder / "one", OPTIONS, PLAIN).finish() == [0]
     script = folder / "script.py"
@@ -60,7 +61,7 @@ def test_torchrun_with_two_processes_gives_the_losses_of_one(folder: Path) -> No
         torch.testing.assert_close(weights[name], tensor, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("accumulate", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_fewer_rows_than_processes(folder: Path, accumulate: int) -> None:
     """Batches of one or two rows for three processes: those without any wait for the others and add nothing."""
     options = {**OPTIONS, "max_rows": 2, "epochs": None, "steps": 8, "accumulate": accumulate}
@@ -76,8 +77,8 @@ def test_fewer_rows_than_processes(folder: Path, accumulate: int) -> None:
     "objective",
     [
         ScheduledSampling(feed="sample", mixing=0.5),
-        ScheduledSampling(feed="soft_sample", mixing=0.5, alpha=2.0),
-        ParallelScheduledSampling(p=0.5, passes=2),
+        pytest.param(ScheduledSampling(feed="soft_sample", mixing=0.5, alpha=2.0), marks=pytest.mark.slow),
+        pytest.param(ParallelScheduledSampling(p=0.5, passes=2), marks=pytest.mark.slow),
     ],
     ids=["sample", "soft_sample", "parallel"],
 )

@@ -1,4 +1,4 @@
-"""Runs that are killed, interrupted or damaged go on as if nothing had happened, bit for bit."""
+"""Runs that are killed, interrupted or damaged resume bit for bit."""
 
 import os
 import random
@@ -61,7 +61,7 @@ def killed_and_whole(folder: Path, *, accumulate: int, epochs: int, kills: int, 
     assert sorted(ids) == list(range(60))  # none repeated, none dropped
 
 
-@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("accumulate", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_kill_9_changes_nothing(folder: Path, accumulate: int) -> None:
     """Two kills at any moment, others while the folder is created and inside of saves."""
     operations = [5, 14, 22, 27, 33]
@@ -72,11 +72,11 @@ def test_kill_9_changes_nothing(folder: Path, accumulate: int) -> None:
     "objective",
     [
         ScheduledSampling(feed="soft_sample", mixing=Linear(start=1.0, end=0.2, over=20, unit="step")),
-        ParallelScheduledSampling(p=0.5, passes=2, warmup=10),
+        pytest.param(ParallelScheduledSampling(p=0.5, passes=2, warmup=10), marks=pytest.mark.slow),
     ],
     ids=["soft_sample", "parallel"],
 )
-def test_sampling_objectives_go_on_where_they_were(folder: Path, objective: Any) -> None:
+def test_sampling_objectives_resume(folder: Path, objective: Any) -> None:
     """What they draw is a function of seed, step and example, so a killed run feeds what the whole one feeds."""
     options = {**OPTIONS, "epochs": 2}
     whole, broken = (Run(folder / name, options, {"objective": objective}) for name in ("whole", "broken"))
@@ -94,7 +94,9 @@ def test_many_kills_change_nothing(folder: Path, accumulate: int) -> None:
     killed_and_whole(folder, accumulate=accumulate, epochs=9, kills=12, operations=list(range(1, 31)))
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
+)
 def test_signals_save_and_exit(folder: Path, number: int, code: int) -> None:
     options = {**OPTIONS, "save_every": None, "validate_every": None, "epochs": 12}
     whole, stopped = Run(folder / "whole", options, SETTINGS), Run(folder / "stopped", options, SETTINGS)
@@ -112,7 +114,8 @@ def test_signals_save_and_exit(folder: Path, number: int, code: int) -> None:
     assert content(stopped.folder) == content(whole.folder)
 
 
-def test_a_signal_during_validation_is_heard_and_the_validation_made_up_for(folder: Path) -> None:
+@pytest.mark.slow
+def test_a_signal_during_validation_stops_it_and_it_is_repeated(folder: Path) -> None:
     options = {**OPTIONS, "save_every": None, "epochs": 1}
     whole = Run(folder / "whole", options, SETTINGS)
     stopped = Run(folder / "stopped", options, {**SETTINGS, "decoder": Slow(str(folder / "validating"))})

@@ -54,7 +54,7 @@ def test_content_without_resume_is_refused_and_untouched(tmp_path: Path) -> None
 
 def test_other_files_are_no_run_to_resume(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("all of it")
-    with pytest.raises(InputError, match="holds other files and no run"), RunFolder(tmp_path).writing(resume=True):
+    with pytest.raises(InputError, match="contains other files but no run"), RunFolder(tmp_path).writing(resume=True):
         pass
     assert snapshot(tmp_path) == {"thesis.txt": b"all of it"}
     with pytest.raises(InputError, match="is a file"), RunFolder(tmp_path / "thesis.txt").writing(resume=True):
@@ -142,7 +142,7 @@ def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_log_that_lost_lines_is_not_continued(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("{}\n")
-    with pytest.raises(InputError, match="has 3 bytes where the checkpoint has seen 10"):
+    with pytest.raises(InputError, match="has 3 bytes but had 10 when the checkpoint was saved"):
         run_folder.LineLog(tmp_path / "log", size=10)
     assert (tmp_path / "log").read_text() == "{}\n"
 

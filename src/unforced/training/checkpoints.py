@@ -1,4 +1,4 @@
-"""The tensors of a model and its optimiser by name, and back."""
+"""Checkpoints: folders of safetensors and JSON with hashes, written atomically. No pickle is used."""
 
 import hashlib
 import json
@@ -18,7 +18,7 @@ from unforced.training.run_folder import PART, STEP, RunFolder, read_json, sync_
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by name; one that goes by several names (tied weights) is there once, by the first.
+    """Return parameters and buffers by name; tied weights appear once, under their first name.
 
     >>> model = nn.ModuleDict({"embed": nn.Embedding(5, 3), "project": nn.Linear(3, 5)})
     >>> model["project"].weight = model["embed"].weight
@@ -29,7 +29,7 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
     seen: set[int] = set()
     for name, tensor in model.state_dict(keep_vars=True).items():
         if not isinstance(tensor, Tensor):
-            raise InputError(f"the model keeps {name}, which is no tensor and can't be saved")
+            raise InputError(f"the state of the model has {name}, which is not a tensor and can't be saved")
         if id(tensor) not in seen:
             seen.add(id(tensor))
             tensors[name] = tensor
@@ -38,7 +38,7 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def fill_model(model: nn.Module, tensors: Mapping[str, Tensor], where: str) -> None:
-    """Copy weights into a model; raises ``InputError`` listing the names and shapes that don't match."""
+    """Copy weights into a model; raise `InputError` with the names and shapes that do not match."""
     own = model_tensors(model)
     wrong = [f"{name} is missing" for name in own if name not in tensors]
     wrong += [f"{name} is not in the model" for name in tensors if name not in own]
@@ -55,7 +55,7 @@ def fill_model(model: nn.Module, tensors: Mapping[str, Tensor], where: str) -> N
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
-    """The optimiser's state by the names of the parameters: ``embed.weight/exp_avg`` …"""
+    """Return the optimiser's state by parameter name: ``embed.weight/exp_avg`` …"""
     return {
         f"{name}/{key}": value
         for name, parameter in model.named_parameters()
@@ -64,18 +64,18 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dic
 
 
 def fill_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Undo ``optimizer_tensors``."""
+    """Load what `optimizer_tensors` returned."""
     parameters = dict(model.named_parameters())
     for full, value in tensors.items():
         name, _, key = full.rpartition("/")
         optimizer.state[parameters[name]][key] = value.to(parameters[name].device)
 
 
-# Checkpoints: hashed folders of safetensors and JSON, published whole or not at all. No pickle anywhere.
+# Writing
 
 
 class Checkpoint(NamedTuple):
-    """All that training needs to go on: tensors by name, and what is plain JSON."""
+    """Everything that training needs to continue: tensors by name, and plain JSON data."""
 
     model: dict[str, Tensor]
     optimizer: dict[str, Tensor]
@@ -84,7 +84,7 @@ class Checkpoint(NamedTuple):
 
 
 def step_name(step: int) -> str:
-    """The name of a step's checkpoint.
+    """Return the name of the checkpoint of a step.
 
     >>> step_name(120)
     'step-00000120'
@@ -93,7 +93,7 @@ def step_name(step: int) -> str:
 
 
 def publish(folder: Path, name: str, checkpoint: Checkpoint) -> Path:
-    """Write a checkpoint as ``folder/name``; on any fault nothing is left of it and older ones are untouched."""
+    """Write a checkpoint as ``folder/name``; if this fails, nothing of it is left and older ones are unchanged."""
     target, part, old = folder / name, folder / f"{PART}{name}", folder / f"{PART}old-{name}"
     files = {
         f"{field}.safetensors": safetensors.torch.save(_plain(getattr(checkpoint, field)))
@@ -125,13 +125,13 @@ def publish(folder: Path, name: str, checkpoint: Checkpoint) -> Path:
 
 
 def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies that share no memory, as the format asks."""
+    """Return copies that share no memory, which safetensors needs."""
     contiguous = torch.contiguous_format
     return {name: tensor.detach().cpu().clone(memory_format=contiguous) for name, tensor in tensors.items()}
 
 
 def read(path: Path) -> Checkpoint:
-    """The checkpoint in a folder, each file checked against the manifest; raises ``InputError`` naming what is wrong."""
+    """Read a checkpoint; raise `InputError` if a file does not match the manifest."""
     hashes = _manifest(path)
     tensors = {
         field: safetensors.torch.load(_verified(path, f"{field}.safetensors", hashes))
@@ -143,12 +143,12 @@ def read(path: Path) -> Checkpoint:
 
 
 def read_model(path: Path) -> dict[str, Tensor]:
-    """The weights alone."""
+    """Read only the weights of a checkpoint."""
     return safetensors.torch.load(_verified(path, "model.safetensors", _manifest(path)))
 
 
 def verify(path: Path) -> None:
-    """Check every file of a checkpoint against the manifest."""
+    """Raise `InputError` if a file of a checkpoint does not match the manifest."""
     hashes = _manifest(path)
     for file in hashes:
         _verified(path, file, hashes)
@@ -168,14 +168,14 @@ def _verified(path: Path, file: str, hashes: Mapping[str, str]) -> bytes:
     except OSError as error:
         raise InputError(f"{path / file}: can't be read: {error.strerror or error}") from error
     if hashlib.sha256(data).hexdigest() != hashes.get(file):
-        raise InputError(f"{path / file}: is damaged (its hash is not the manifest's)")
+        raise InputError(f"{path / file}: is damaged (its hash differs from the manifest)")
     return data
 
 
 def newest(run: RunFolder) -> Path | None:
-    """The newest checkpoint that is whole, or None where none was ever published.
+    """Return the newest undamaged checkpoint, or None if there is no checkpoint.
 
-    Damaged ones are named in a warning and set aside (``damaged-…``), so that they count for nothing any more.
+    Damaged ones are reported in a warning and renamed to ``damaged-…``, so that they are ignored from then on.
     """
     published = run.checkpoints()
     for path in reversed(published):
@@ -191,12 +191,12 @@ def newest(run: RunFolder) -> Path | None:
                 os.rename(damaged, aside)
         return path
     if published:
-        raise InputError(f"{run.path}: all {len(published)} checkpoints are damaged, there is nothing to resume")
+        raise InputError(f"{run.path}: all {len(published)} checkpoints are damaged, so the run can't be resumed")
     return None
 
 
 def rotate(run: RunFolder, keep: int) -> None:
-    """Remove all but the newest ``keep`` checkpoints and those that these name as the best."""
+    """Remove all checkpoints except the newest ``keep`` and those that these record as the best."""
     published = run.checkpoints()
     wanted = {path.name for path in published[-keep:]}
     for path in published[-keep:]:
@@ -206,12 +206,12 @@ def rotate(run: RunFolder, keep: int) -> None:
         if path.name not in wanted:
             with writable(path):
                 gone = path.with_name(f"{PART}{path.name}")
-                os.rename(path, gone)  # at once no checkpoint any more, whatever happens to its files
+                os.rename(path, gone)  # not a checkpoint from now on, even if removing its files fails
                 shutil.rmtree(gone)
 
 
 def average(paths: list[Path]) -> dict[str, Tensor]:
-    """The mean of the weights of several checkpoints; what is not floating-point is taken from the last."""
+    """Return the mean weights of several checkpoints; tensors that are not floating-point come from the last."""
     parts = [read_model(path) for path in paths]
     return {
         name: torch.stack([part[name].double() for part in parts]).mean(dim=0).to(tensor.dtype)

@@ -1,4 +1,4 @@
-"""Starting accelerate, and the few things that processes of one run must agree on."""
+"""Processes of one run: start accelerate, act in the main process, handle signals."""
 
 import os
 import signal
@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
@@ -19,14 +19,14 @@ T = TypeVar("T")
 
 
 def start(precision: str) -> Accelerator:
-    """An ``Accelerator`` for this process, on as many processes as the launcher said, or an error.
+    """Return the ``Accelerator`` of this process; raise `InputError` if it does not see the launcher's processes.
 
-    On a machine without an accelerator, accelerate ignores torchrun's processes unless told to use the CPU: each
-    would train alone. Hence ``cpu``, and the check.
+    On a machine without an accelerator, accelerate ignores torchrun's processes unless ``cpu`` is set, and each process
+    would train by itself.
     """
     mixed = "bf16" if precision == "bf16" else "no"
     known = AcceleratorState._shared_state.get("_mixed_precision", mixed)
-    if known != mixed:  # accelerate keeps one precision a process; runs that follow each other may differ
+    if known != mixed:  # accelerate keeps one precision per process, but the next run may use another
         AcceleratorState._reset_state()
     accelerator = Accelerator(
         mixed_precision=mixed,
@@ -42,13 +42,13 @@ def start(precision: str) -> Accelerator:
 
 
 def on_main(accelerator: Accelerator, action: Callable[[], T]) -> T:
-    """What ``action`` returns in the main process, in all processes; its ``InputError`` is raised in all of them.
+    """Run ``action`` in the main process and return its result, or raise its `InputError`, in all processes.
 
-    Everybody waits for the main process meanwhile.
+    The other processes wait.
     """
     if accelerator.num_processes == 1:
         return action()
-    answer: list = [None, None]  # the result, the complaint
+    answer: list[Any] = [None, None]  # the result, the error message
     if accelerator.is_main_process:
         try:
             answer[0] = action()
@@ -57,33 +57,34 @@ def on_main(accelerator: Accelerator, action: Callable[[], T]) -> T:
     broadcast_object_list(answer)
     if answer[1] is not None:
         raise InputError(answer[1])
-    return answer[0]
+    result: T = answer[0]
+    return result
 
 
-# SIGTERM and SIGINT as a wish that the loop fulfils between two updates.
+# SIGTERM and SIGINT request a stop after the current update
 
 
 class Interrupted(Exception):
-    """The loop was asked to stop; it saves a checkpoint and exits with ``128 + signal``."""
+    """Training stops after a signal: it saves a checkpoint and exits with ``128 + signal``."""
 
 
 class Signals:
-    """Which signal came, if any."""
+    """The signal that was received, if any."""
 
     received: int | None = None
 
     @property
     def exit_code(self) -> int:
-        """143 for SIGTERM (also when another process of the run got it), 130 for SIGINT."""
+        """143 for SIGTERM (also if another process of the run received the signal), 130 for SIGINT."""
         return 128 + (self.received or signal.SIGTERM)
 
 
 @contextmanager
 def catch_signals() -> Iterator[Signals]:
-    """Remember a signal instead of dying of it. A second Ctrl-C (SIGINT) acts at once; a second SIGTERM says nothing new, since
-    some send it to all processes of a run, each of which passes it on.
+    """Record SIGTERM and SIGINT instead of ending the process.
 
-    Only the main thread can handle signals: elsewhere this does nothing.
+    A second SIGINT (Ctrl-C) acts immediately. A second SIGTERM has no effect, because a process may receive it both from
+    the system and from its parent. Only the main thread can handle signals; in other threads this does nothing.
     """
     signals = Signals()
     if threading.current_thread() is not threading.main_thread():

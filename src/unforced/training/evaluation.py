@@ -291,7 +291,9 @@ def write_evaluation(
     scores = {
         "split": split,
         "decoder": decoder_name,
-        "options": {"name": type(decoder).__name__, **asdict(decoder)} if is_dataclass(decoder) else {},
+        "options": {"name": type(decoder).__name__, **asdict(decoder)}
+        if is_dataclass(decoder) and not isinstance(decoder, type)
+        else {},
         "seconds": found.seconds,
         "examples": len(examples),
         "metrics": {

@@ -1,4 +1,4 @@
-"""Writing files so that a crash leaves the old one or the new one, and reading JSON with clear complaints."""
+"""Run folders: atomic writing, reading with clear errors, and the lock. docs/design.md lists the files."""
 
 import json
 import os
@@ -10,29 +10,29 @@ from typing import Any, BinaryIO
 
 from unforced.errors import InputError
 
-PART = ".part-"  # begins the names of what is being written; the next writer sweeps away what a crash left
+PART = ".part-"  # prefix of files being written; the next writer removes those that a crash left
 
 
 def dump(data: Any) -> str:
-    """One line of JSON, keys as they come."""
+    """Return data as one line of JSON, keys in their order."""
     return json.dumps(data, ensure_ascii=False)
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write a new file and wait until it is on the disk."""
+    """Write a file and wait until it is on disk."""
     with open(path, "wb") as file:
         file.write(data)
         flush(file)
 
 
 def flush(file: BinaryIO) -> None:
-    """Wait until what was written to ``file`` is on the disk."""
+    """Wait until what was written to ``file`` is on disk."""
     file.flush()
     os.fsync(file.fileno())
 
 
 def sync_folder(path: Path) -> None:
-    """Wait until the names in a folder are on the disk."""
+    """Wait until the entries of a folder are on disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -42,7 +42,7 @@ def sync_folder(path: Path) -> None:
 
 @contextmanager
 def writable(path: Path) -> Iterator[None]:
-    """Turn the system's refusal (disk full, read-only …) into a sentence that names the file."""
+    """Turn an ``OSError`` (disk full, read-only …) into an `InputError` that names the file."""
     try:
         yield
     except OSError as error:
@@ -50,7 +50,7 @@ def writable(path: Path) -> Iterator[None]:
 
 
 def replace_bytes(path: Path, data: bytes) -> None:
-    """Write a file under another name beside and rename it: readers see the old content or the new, never a part."""
+    """Write a file under a temporary name and rename it, so that readers see the old or the new content."""
     part = path.with_name(f"{PART}{os.getpid()}-{path.name}")
     with writable(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -64,12 +64,12 @@ def replace_bytes(path: Path, data: bytes) -> None:
 
 
 def replace_json(path: Path, data: Any) -> None:
-    """Atomically write indented JSON."""
+    """Write indented JSON atomically."""
     replace_bytes(path, (json.dumps(data, ensure_ascii=False, indent=1) + "\n").encode())
 
 
 def replace_lines(path: Path, rows: Iterable[Any]) -> None:
-    """Atomically write a file of one JSON value a line."""
+    """Write a file with one JSON value per line atomically."""
     replace_bytes(path, "".join(dump(row) + "\n" for row in rows).encode())
 
 
@@ -87,7 +87,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_lines(path: Path) -> list[Any]:
-    """The values of a file with one JSON value a line; a last line without its end (a crash) is left out."""
+    """Read a file with one JSON value per line; a last line without line break (after a crash) is ignored."""
     *lines, _ = read_text(path).split("\n")
     return [_parse(line, path, number) for number, line in enumerate(lines, start=1)]
 
@@ -100,7 +100,7 @@ def _parse(text: str, path: Path, line: int) -> Any:
 
 
 class LineLog:
-    """A file that JSON lines are appended to, and cut back to a known size on resuming.
+    """A file to which JSON lines are appended; it is truncated to ``size`` bytes when it is opened.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "log.jsonl"
@@ -117,25 +117,27 @@ class LineLog:
         self.path = path
         found = path.stat().st_size if path.exists() else 0
         if found < size:
-            raise InputError(f"{path}: has {found} bytes where the checkpoint has seen {size}: the log was changed")
+            raise InputError(
+                f"{path}: has {found} bytes but had {size} when the checkpoint was saved: the file was changed"
+            )
         with writable(path):
-            self._file = open(path, "ab")  # noqa: SIM115 (open as long as the log is)
+            self._file = open(path, "ab")  # noqa: SIM115 (closed by close)
             self._file.truncate(size)
 
     def append(self, row: Any) -> None:
-        """Add a line; it has left the process when this returns."""
+        """Add a line and flush it to the system."""
         with writable(self.path):
             self._file.write((dump(row) + "\n").encode())
             self._file.flush()
 
     def sync(self) -> int:
-        """Wait until all is on the disk; returns the size in bytes, what a checkpoint remembers."""
+        """Wait until everything is on disk; return the size in bytes."""
         with writable(self.path):
             flush(self._file)
             return os.fstat(self._file.fileno()).st_size
 
     def close(self) -> None:
-        with suppress(OSError):  # append and sync have told of any fault
+        with suppress(OSError):  # append and sync have reported any error
             self._file.close()
 
     def __enter__(self) -> "LineLog":
@@ -145,15 +147,15 @@ class LineLog:
         self.close()
 
 
-# A run folder on the disk: what training writes, and what the report reads back. See docs/design.md for the files.
+# The run folder
 
 FORMAT = 2  # of run folders
-STEP = "step-"  # begins the names of checkpoint folders: step-00000120
-BEFORE_RUN = {"lock", "recipe.toml", "codec.json"}  # what a writer killed in its first moments may leave
+STEP = "step-"  # prefix of checkpoint folders: step-00000120
+BEFORE_RUN = {"lock", "recipe.toml", "codec.json"}  # files of a writer that was killed before it wrote run.json
 
 
 class RunFolder:
-    """The files of one run. Reading raises ``InputError`` where a file is absent or broken.
+    """The files of one run. Reading raises `InputError` if a file is missing or broken.
 
     >>> import tempfile
     >>> run = RunFolder(tempfile.mkdtemp())
@@ -171,10 +173,10 @@ class RunFolder:
     def __repr__(self) -> str:
         return f"RunFolder({str(self.path)!r})"
 
-    # ---- reading ----
+    # Reading
 
     def exists(self) -> bool:
-        """Whether a run was begun here."""
+        """Return whether the folder contains a run."""
         return (self.path / "run.json").is_file()
 
     def _file(self, name: str) -> Path:
@@ -185,15 +187,17 @@ class RunFolder:
             raise InputError(f"{self.path}: has no {name}")
         return path
 
-    def _optional(self, name: str) -> Any:
-        return read_json(self.path / name) if (self.path / name).is_file() else None
+    def _optional(self, name: str) -> dict[str, Any] | None:
+        found: dict[str, Any] | None = read_json(self.path / name) if (self.path / name).is_file() else None
+        return found
 
     def recipe(self) -> str:
-        """The resolved recipe, as TOML text."""
+        """Return the recipe of the run as TOML text."""
         return read_text(self._file("recipe.toml"))
 
     def info(self) -> dict[str, Any]:
-        return read_json(self._file("run.json"))
+        info: dict[str, Any] = read_json(self._file("run.json"))
+        return info
 
     def facts(self) -> dict[str, Any]:
         """Return the facts of run.json (see `unforced.training.run_identity`)."""
@@ -211,32 +215,33 @@ class RunFolder:
             )
 
     def codec(self) -> dict[str, Any]:
-        return read_json(self._file("codec.json"))
+        codec: dict[str, Any] = read_json(self._file("codec.json"))
+        return codec
 
     def events(self, kind: str | None = None) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl so far, or those of one kind ("train" or "dev")."""
+        """Return the lines of metrics.jsonl, or those of one kind ("train" or "dev")."""
         path = self.path / "metrics.jsonl"
         events = read_lines(path) if path.is_file() else []
         return [event for event in events if kind is None or event.get("kind") == kind]
 
     def samples(self) -> list[dict[str, Any]]:
-        """The lines of samples.jsonl: which examples each update saw."""
+        """Return the lines of samples.jsonl: the examples of each update."""
         return read_lines(self._file("samples.jsonl"))
 
     def best(self) -> dict[str, Any] | None:
-        """``{"checkpoint", "metric", "score", "step"}`` of the best validation so far."""
+        """Return ``{"checkpoint", "metric", "score", "step"}`` of the best validation so far."""
         return self._optional("best.json")
 
     def finished(self) -> dict[str, Any] | None:
-        """``{"steps", "epochs", "seconds", "tokens", "reason"}``, or None while training has not ended."""
+        """Return ``{"steps", "epochs", "seconds", "tokens", "reason"}``, or None before the end of training."""
         return self._optional("finished.json")
 
     def checkpoints(self) -> list[Path]:
-        """The folders of published checkpoints, oldest first."""
+        """Return the folders of the checkpoints, oldest first."""
         return sorted((self.path / "checkpoints").glob(f"{STEP}[0-9]*"))
 
     def best_checkpoint(self) -> Path:
-        """The folder of the best checkpoint; the newest one where nothing was validated yet."""
+        """Return the folder of the best checkpoint, or of the newest if nothing was validated yet."""
         best, published = self.best(), self.checkpoints()
         if best is not None:
             return self.path / "checkpoints" / str(best["checkpoint"])
@@ -246,19 +251,19 @@ class RunFolder:
         return published[-1]
 
     def scores(self) -> list[dict[str, Any]]:
-        """All files of scores/, sorted by name; each has "split" and "decoder"."""
+        """Return the content of the files in scores/, sorted by name."""
         return [read_json(path) for path in sorted((self.path / "scores").glob("*.json"))]
 
     def predictions(self, split: str, decoder: str) -> list[dict[str, Any]]:
         return read_lines(self._file(f"predictions/{_stem(split, decoder)}.jsonl"))
 
-    # ---- writing ----
+    # Writing
 
     @contextmanager
     def writing(self, *, resume: bool = False) -> Iterator[None]:
-        """Hold the folder's lock; refuses a folder with content unless ``resume``, and a second writer always.
+        """Hold the lock of the folder; raise `InputError` if another process holds it, or as `check_content` does.
 
-        The lock is the kernel's: it ends with the process that holds it, however that process ends.
+        The operating system releases the lock when the process ends, even after a kill.
         """
         with writable(self.path):
             self.check_content(resume)
@@ -276,23 +281,23 @@ class RunFolder:
     def check_content(self, resume: bool) -> None:
         """Raise `InputError` if the folder holds anything, or with ``resume`` anything but a run."""
         if self.path.exists() and not self.path.is_dir():
-            raise InputError(f"{self.path}: is a file where a run folder is wanted")
+            raise InputError(f"{self.path}: is a file, not a folder")
         content = set(os.listdir(self.path)) - {"lock"} if self.path.exists() else set()
         if content and not resume:
-            found = "resume the run in it or choose another folder" if self.exists() else "choose another folder"
+            found = "resume the run or choose another folder" if self.exists() else "choose another folder"
             raise InputError(f"{self.path}: is not empty; {found}")
         foreign = {name for name in content - BEFORE_RUN if not name.startswith(PART)}
         if foreign and not self.exists():
-            raise InputError(f"{self.path}: holds other files and no run, so there is nothing to resume")
+            raise InputError(f"{self.path}: contains other files but no run, so there is nothing to resume")
 
     def _sweep(self) -> None:
-        """Remove what a killed writer left half done."""
+        """Remove unfinished files of a killed writer."""
         for folder in (self.path, self.path / "checkpoints"):
             for path in folder.glob(f"{PART}*"):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def create(self, *, recipe: str, info: Mapping[str, Any], codec: Mapping[str, Any]) -> None:
-        """Write what is known before the first update; run.json comes last and makes the folder a run."""
+        """Write the files that are known before the first update; run.json comes last and makes the folder a run."""
         replace_bytes(self.path / "recipe.toml", recipe.encode())
         replace_json(self.path / "codec.json", codec)
         replace_json(self.path / "run.json", {"format": FORMAT, **info})
@@ -304,7 +309,7 @@ class RunFolder:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def write_best(self, best: Mapping[str, Any] | None) -> None:
-        """Say which checkpoint is the best; None where there is none."""
+        """Record the best checkpoint; None if there is none."""
         if best is None:
             (self.path / "best.json").unlink(missing_ok=True)
         elif best != self.best():
@@ -316,7 +321,7 @@ class RunFolder:
     def write_evaluation(
         self, split: str, decoder: str, predictions: list[dict[str, Any]], scores: dict[str, Any]
     ) -> None:
-        """The predictions first, then the scores over them: whoever finds scores finds their predictions."""
+        """Write predictions before scores, so that scores never lack their predictions."""
         stem = _stem(split, decoder)
         (self.path / "scores" / f"{stem}.json").unlink(missing_ok=True)
         replace_lines(self.path / "predictions" / f"{stem}.jsonl", predictions)
@@ -337,12 +342,12 @@ def _lock(handle: int, path: Path) -> None:
 def _stem(split: str, decoder: str) -> str:
     stem = f"{split}-{decoder}"
     if not decoder or decoder.startswith(".") or any(sign in stem for sign in "/\\\0"):
-        raise InputError(f"{decoder!r} can't be the name of a decoder: it names files")
+        raise InputError(f"{decoder!r} can't be the name of a decoder, because it is part of file names")
     return stem
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """What two flat tables say differently, a phrase each.
+    """Describe the differences between two flat tables, one phrase each.
 
     >>> differences({"seed": 1, "world": 2}, {"seed": 1, "world": 1})
     ['world is 2 in the run and 1 now']

@@ -191,7 +191,11 @@ class Trainer:
                     self.save()
                 self.display.say(f"interrupted, saved {step_name(self.state.step)}")
                 raise SystemExit(self.signals.exit_code) from None
-            finished = {"steps": self.state.step, "epochs": self.epochs(), "seconds": self.state.seconds}
+            finished: dict[str, Any] = {
+                "steps": self.state.step,
+                "epochs": self.epochs(),
+                "seconds": self.state.seconds,
+            }
             finished |= {"tokens": self.state.tokens, "reason": reason}
             on_main(self.accelerator, lambda: self.folder.write_finished(finished))
 
