@@ -170,6 +170,7 @@ class Trainer:
         self.batches = lru_cache(maxsize=1)(lambda epoch: epoch_batches(setup.lengths, self.options, self.seed, epoch))
         self.state = State()
         self.saved = 0  # step of the last checkpoint
+        self.kept = max(self.options.keep, self.options.average)
         self.unread: list[Update] = []
         self.signals = Signals()
         self.log: RunLog | None = None  # in the main process only
@@ -420,7 +421,7 @@ class Trainer:
             checkpoint = Checkpoint(model_tensors(self.model), optimizer, random, state)
             checkpoints.publish(self.folder.path / "checkpoints", step_name(self.state.step), checkpoint)
             self.folder.write_best(self.state.best)
-            checkpoints.rotate(self.folder, max(self.options.keep, self.options.average))
+            checkpoints.rotate(self.folder, self.kept)
 
         on_main(self.accelerator, write)
         self.saved = self.state.step
@@ -438,6 +439,7 @@ class Trainer:
         restore_random_state(self.device, {name: rows[rank] for name, rows in checkpoint.random.items()})
         if self.accelerator.is_main_process:
             self.folder.write_best(self.state.best)
+            checkpoints.rotate(self.folder, self.kept)  # an interrupted save may not have removed old ones
         self.display.say(f"resuming from {path.name}")
         return sizes
 
