@@ -8,6 +8,7 @@ import torch
 from scipy.stats import binomtest, chisquare
 from torch import Tensor
 
+import unforced
 from unforced.errors import InputError
 from unforced.models.lstm import LSTM
 from unforced.models.toy import Toy
@@ -16,7 +17,7 @@ from unforced.objectives import scheduled_sampling
 from unforced.objectives.cross_entropy import CrossEntropy
 from unforced.objectives.model_tokens import COINS, PICKS, draw_replaced
 from unforced.objectives.scheduled_sampling import ScheduledSampling
-from unforced.objectives.schedules import Always, InverseSigmoid, Linear
+from unforced.objectives.schedules import InverseSigmoid, Linear
 from unforced.ops import random_streams
 from unforced.types import Batch, Loss, Progress, Sizes, Symbols
 
@@ -35,7 +36,7 @@ def toy(order: int = 1, seed: int = 0, size: int = 8, scale: float = 1.0) -> Any
 
 
 def successor(size: int = 8) -> Any:
-    """A model that believes w + 1 follows w, and 3 the start symbol."""
+    """Return a model in which w + 1 follows w, and 3 the start symbol."""
     model = toy(size=size)
     with torch.no_grad():
         model.table.zero_()
@@ -61,8 +62,8 @@ def expected_loss(model: Any, prefix: Tensor, gold: Tensor, mask: Tensor) -> Ten
     return -log_p[mask].sum()
 
 
-def test_the_model_is_fed_its_own_chain_and_not_one_off() -> None:
-    """From the start symbol the table goes 3, 4, 5, 6: what it picks at t is the input behind t."""
+def test_the_model_reads_its_own_tokens() -> None:
+    """After the start symbol the table continues with 3, 4, 5, 6."""
     batch, model = make_batch(gold=(7, 7, 7, 7, 2)), successor()
     objective = ScheduledSampling(feed="argmax", mixing=0.0)
     assert rolled(objective, model, batch, 0.0).tolist() == [[1, 3, 4, 5, 6]]
@@ -72,7 +73,7 @@ def test_the_model_is_fed_its_own_chain_and_not_one_off() -> None:
     )
 
 
-def test_a_gold_token_in_between_restarts_the_chain() -> None:
+def test_target_tokens_restart_the_chain() -> None:
     model, batch = successor(), make_batch(64, gold=(6, 4, 6, 4, 2))
     prefix = rolled(ScheduledSampling(feed="argmax"), model, batch, 0.5)
     keys = random_streams.keys(batch, torch.Generator().manual_seed(0))
@@ -84,20 +85,20 @@ def test_a_gold_token_in_between_restarts_the_chain() -> None:
             assert fed == (follows[prefix[row, t].item()] if mine else batch.gold[row, t].item())
 
 
-def test_there_is_a_coin_for_every_token() -> None:
+def test_every_token_is_drawn_independently() -> None:
     batch = make_batch(4000)
     tossed = draw_replaced(random_streams.keys(batch, torch.Generator().manual_seed(1)), batch, 0.7)
-    assert not tossed[:, -1].any()  # nobody is fed the last token
+    assert not tossed[:, -1].any()  # the last token is not read
     fed = tossed[:, :-1]
     assert binomtest(int(fed.sum()), fed.numel(), 0.3).pvalue > 0.001
-    # independent along rows: the number of model tokens in a row is binomial, with no all-or-nothing
+    # independent within rows: the number of model tokens of a row is binomial
     expected = torch.tensor([0.7**4, 4 * 0.3 * 0.7**3, 6 * 0.09 * 0.49, 4 * 0.027 * 0.7, 0.0081])
     assert chisquare(fed.sum(1).bincount(minlength=5), expected.double() * 4000 / expected.sum()).pvalue > 0.001
-    # and across rows: a coin per step for the whole batch would have all rows alike
+    # independent across rows
     assert fed.float().var(dim=0).min() > 0.15
 
 
-def test_nothing_is_replaced_behind_the_end() -> None:
+def test_nothing_is_replaced_after_the_end() -> None:
     gold = torch.tensor([[3, 2, 0, 0], [3, 4, 5, 2]])
     batch = Batch.of_gold(gold, gold != 0, SYMBOLS)
     tossed = draw_replaced(torch.tensor([5, 6]), batch, 0.0)
@@ -106,7 +107,7 @@ def test_nothing_is_replaced_behind_the_end() -> None:
 
 @pytest.mark.parametrize("feed", FEEDS)
 @pytest.mark.parametrize("mixing", [1.0, InverseSigmoid(k=5.0, warmup=9.0)])
-def test_all_gold_is_cross_entropy_bitwise(feed: Any, mixing: Any) -> None:
+def test_target_tokens_alone_equal_cross_entropy_bitwise(feed: Any, mixing: Any) -> None:
     torch.manual_seed(1)
     batch = make_batch(3)
     for spec in (LSTM(hidden=6, embedding=4), Transformer(width=8, heads=2, feedforward=8)):
@@ -140,7 +141,7 @@ def test_soft_argmax_tends_to_the_hard_loss(spec: Any) -> None:
     assert gaps[-1] < gaps[1] < gaps[0]
 
 
-def test_soft_sample_tends_to_feeding_the_gumbel_argmax() -> None:
+def test_soft_sample_tends_to_the_gumbel_argmax() -> None:
     """With the same noise, α → ∞ feeds argmax(scores + noise) at every step; found here by hand on a table."""
     model, batch = toy(order=1, seed=3), make_batch(50)
     soft = loss_of(ScheduledSampling(feed="soft_sample", mixing=0.0, alpha=1e7), model, batch)
@@ -156,7 +157,7 @@ def test_soft_sample_tends_to_feeding_the_gumbel_argmax() -> None:
 
 
 @pytest.mark.parametrize("feed", ["sample", "soft_sample"])
-def test_what_is_fed_has_the_models_frequencies(feed: Any) -> None:
+def test_fed_tokens_have_the_frequencies_of_the_model(feed: Any) -> None:
     """The first token fed, over many examples, against softmax over the tokens that may be emitted."""
     model, batch, n = toy(seed=5), make_batch(20_000, gold=(3, 2)), 20_000
     expected = model.table[1].detach().clone()
@@ -179,7 +180,7 @@ def first_row_gradient(feed: Any, alpha: float = 3.0) -> tuple[Tensor, Any, Batc
     return model.table.grad[1], model, batch
 
 
-def test_credit_reaches_earlier_scores_through_soft_inputs_and_not_through_hard_ones() -> None:
+def test_gradients_flow_through_soft_inputs_only() -> None:
     """A table has no state: the scores of step 0 are its row for the start symbol, and hard feeding stops there."""
     hard, model, _ = first_row_gradient("argmax")
     own = model.table[1].softmax(-1).detach()
@@ -198,7 +199,7 @@ def test_credit_reaches_earlier_scores_through_soft_inputs_and_not_through_hard_
 
 
 @pytest.mark.parametrize("feed", FEEDS)
-def test_cached_steps_equal_whole_passes(feed: Any) -> None:
+def test_cached_steps_equal_one_pass(feed: Any) -> None:
     """The Transformer's steps with key/value state give the loss that feeding the same inputs at once gives."""
     torch.manual_seed(0)
     model = Transformer(width=8, heads=2, feedforward=8, dropout=0.0).build(Sizes(target=8, source=4)).double()
@@ -249,7 +250,7 @@ def test_sparse_mixtures_change_nothing(feed: Any, tie: bool, monkeypatch: pytes
         torch.testing.assert_close(mine, plain, rtol=1e-4, atol=1e-4)
 
 
-def test_dropout_while_sampling_is_an_option() -> None:
+def test_dropout_while_sampling_is_optional() -> None:
     torch.manual_seed(0)
     model = LSTM(hidden=16, embedding=8, dropout=0.5).build(Sizes(target=8)).double()
     batch = make_batch(50)
@@ -264,7 +265,7 @@ def test_dropout_while_sampling_is_an_option() -> None:
     assert not torch.equal(*on)
 
 
-def test_eos_in_mid_sequence_does_not_shorten_the_loss() -> None:
+def test_an_early_end_symbol_does_not_shorten_the_loss() -> None:
     model, batch = successor(), make_batch()
     with torch.no_grad():
         model.table[1, 2] = 9.0  # it wants to end at once
@@ -273,21 +274,14 @@ def test_eos_in_mid_sequence_does_not_shorten_the_loss() -> None:
     assert rolled(ScheduledSampling(feed="argmax"), model, batch, 0.0)[0, 1] == 2
 
 
-def test_the_share_that_is_the_models_is_reported() -> None:
+def test_the_share_of_model_tokens_is_logged() -> None:
     loss = loss_of(ScheduledSampling(feed="sample", mixing=0.25), toy(), make_batch(3000))
     fed, count = loss.metrics["fed"]
     assert count == 4 * 3000
     assert fed / count == pytest.approx(0.75, abs=0.02)
 
 
-def test_schedules_move_with_progress() -> None:
-    objective = ScheduledSampling(feed="argmax", mixing=Always(warmup=2))
-    early, late = (loss_of(objective, toy(), make_batch(), epoch=epoch) for epoch in (1.5, 2.0))
-    assert early.metrics["fed"][0] == 0
-    assert late.metrics["fed"][0] == 4
-
-
-def test_schedules_that_leave_their_range_are_told_so() -> None:
+def test_schedules_must_stay_in_range() -> None:
     away = Linear(start=1.0, end=-1.0, over=2)
     with pytest.raises(InputError, match="mixing must be between 0 and 1, got -1"):
         loss_of(ScheduledSampling(mixing=away), toy(), make_batch())
@@ -295,32 +289,7 @@ def test_schedules_that_leave_their_range_are_told_so() -> None:
         loss_of(ScheduledSampling(feed="soft_argmax", mixing=0.0, alpha=away), toy(), make_batch())
 
 
-class NoMixing:
-    """A model that follows the protocol but for mixtures."""
-
-    def __init__(self) -> None:
-        model = toy()
-        self.start, self.embed, self.advance, self.score = (model.start, model.embed, model.advance, model.score)
-
-
-def test_a_model_that_lacks_something_is_told_what() -> None:
-    batch = make_batch()
-    assert loss_of(ScheduledSampling(feed="argmax", mixing=0.0), NoMixing(), batch).count == 5
-    with pytest.raises(InputError, match=r"soft_argmax needs a model with embed_mix, but NoMixing"):
-        loss_of(ScheduledSampling(feed="soft_argmax", mixing=0.0), NoMixing(), batch)
-    with pytest.raises(InputError, match="start and embed and advance and score"):
-        loss_of(ScheduledSampling(), object(), batch)
-
-
-@pytest.mark.parametrize(
-    ("fields", "word"), [({"feed": "soft_sample", "dropout": False}, "dropout"), ({"feed": "beam"}, "feed")]
-)
-def test_wrong_fields_are_refused(fields: Any, word: str) -> None:
-    with pytest.raises(InputError, match=word):
-        ScheduledSampling(**fields)
-
-
-def test_streams_are_told_apart() -> None:
+def test_streams_are_independent() -> None:
     keys = torch.arange(1000)
     assert (
         abs(
@@ -330,3 +299,97 @@ def test_streams_are_told_apart() -> None:
         )
         < 0.1
     )
+
+
+def test_soft_samples_need_dropout_everywhere() -> None:
+    with pytest.raises(InputError, match="dropout"):
+        ScheduledSampling(feed="soft_sample", dropout=False)
+
+
+# Numerical limits
+
+SPECS = {
+    "lstm": LSTM(hidden=8, embedding=8, dropout=0.0),
+    "transformer": Transformer(width=8, heads=2, encoder_layers=1, decoder_layers=1, feedforward=16, dropout=0.0),
+}
+
+
+def make_model(name: str, size: int) -> tuple[Any, Batch]:
+    torch.manual_seed(0)
+    model = SPECS[name].build(Sizes(target=size, source=12))
+    gold = torch.tensor([[3, 4, 5, 6, 2], [7, 3, 2, 0, 0]])
+    source = torch.tensor([[3, 4, 5], [6, 7, 8]])
+    symbols = Symbols(pad=0, bos=1, eos=2, banned=(0, 1))
+    return model, Batch.of_gold(gold, gold != 0, symbols, source=source, ids=torch.arange(2))
+
+
+def mean_loss(model: Any, batch: Batch, **options: Any) -> torch.Tensor:
+    objective = ScheduledSampling(mixing=0.0, **options)
+    return objective(model, batch, progress=Progress(), rng=torch.Generator().manual_seed(1)).mean
+
+
+@pytest.mark.parametrize("size", [12, 400])
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("alpha", [1e-20, 1e37])
+def test_extreme_temperatures_are_finite(alpha: float, name: str, size: int) -> None:
+    model, batch = make_model(name, size)
+    found = mean_loss(model, batch, feed="soft_argmax", alpha=alpha)
+    found.backward()
+    assert bool(found.isfinite())
+    assert all(bool(p.grad.isfinite().all()) for p in model.parameters() if p.grad is not None)
+    if alpha > 1:
+        torch.testing.assert_close(found, mean_loss(model, batch, feed="argmax"))
+
+
+@pytest.mark.parametrize("size", [12, 400])
+@pytest.mark.parametrize("feed", ["argmax", "sample", "soft_argmax", "soft_sample"])
+def test_diverged_models_have_a_nan_loss(feed: str, size: int) -> None:
+    """The trainer stops at a NaN loss; nothing raises before."""
+    model, batch = make_model("lstm", size)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(torch.nan)
+    assert bool(mean_loss(model, batch, feed=feed, **({"alpha": 10.0} if "soft" in feed else {})).isnan())
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_gradients_of_some_weights_change_no_others(name: str) -> None:
+    model, batch = make_model(name, 12)
+    mean_loss(model, batch, feed="soft_argmax", alpha=2.0).backward()
+    wanted = {key: p.grad.clone() for key, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    again = mean_loss(model, batch, feed="soft_argmax", alpha=2.0)
+    other = next(p for key, p in model.named_parameters() if "norm" in key or "combine" in key)
+    torch.autograd.grad(again, [other], retain_graph=True)
+    again.backward()
+    for key, p in model.named_parameters():
+        if p.grad is not None:
+            torch.testing.assert_close(p.grad, wanted[key])
+
+
+def test_models_in_half_precision_accept_mixtures() -> None:
+    class Plain(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.out = torch.nn.Embedding(12, 8), torch.nn.Linear(8, 12)
+
+        def start(self, batch: Batch) -> Any:
+            return unforced.DecoderState(self.table(batch.source).sum(dim=1), None)
+
+        def embed(self, ids: torch.Tensor) -> torch.Tensor:
+            return self.table(ids)
+
+        def embed_mix(self, weights: torch.Tensor) -> torch.Tensor:
+            return weights @ self.table.weight
+
+        def advance(self, state: Any, inputs: torch.Tensor) -> Any:
+            carried = state.carry.unsqueeze(1) + inputs.cumsum(dim=1)
+            return carried, unforced.DecoderState(carried[:, -1], None)
+
+        def score(self, features: torch.Tensor) -> torch.Tensor:
+            return self.out(features)
+
+    _, batch = make_model("lstm", 12)
+    found = mean_loss(Plain().bfloat16(), batch, feed="soft_argmax", alpha=1.0)
+    found.backward()
+    assert bool(found.isfinite())
