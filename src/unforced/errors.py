@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TextIO
 
 
 class InputError(Exception):
@@ -37,11 +37,18 @@ def plain_warnings() -> Iterator[None]:
     """Print this library's own warnings as sentences, without the line of code that they come from."""
     package, show = Path(__file__).parent, warnings.showwarning
 
-    def say(message: Warning | str, category: type[Warning], filename: str, *place: Any) -> None:
+    def say(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
         if category is UserWarning and Path(filename).is_relative_to(package):
             print(f"unforced: warning: {message}", file=sys.stderr)
         else:
-            show(message, category, filename, *place)
+            show(message, category, filename, lineno, file, line)
 
     with warnings.catch_warnings():
         warnings.showwarning = say

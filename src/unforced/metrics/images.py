@@ -200,7 +200,7 @@ class InceptionStyleScore:
 
 def _entropy(p: np.ndarray) -> np.ndarray:
     """Return the entropy [...] in nats of distributions [...,C], with 0 log 0 = 0."""
-    return -(p * np.log(np.where(p > 0, p, 1))).sum(axis=-1)
+    return np.asarray(-(p * np.log(np.where(p > 0, p, 1))).sum(axis=-1))
 
 
 # Fréchet distance between generated and real images, in the features of any classifier
@@ -279,4 +279,4 @@ def frechet(mean_a: np.ndarray, covariance_a: np.ndarray, mean_b: np.ndarray, co
     root = (vectors * np.sqrt(values.clip(min=0))[..., None, :]) @ np.swapaxes(vectors, -1, -2)
     cross = np.sqrt(np.linalg.eigvalsh(root @ covariance_b @ root).clip(min=0)).sum(axis=-1)
     trace = np.trace(covariance_a, axis1=-2, axis2=-1) + np.trace(covariance_b, axis1=-2, axis2=-1)
-    return np.maximum(((mean_a - mean_b) ** 2).sum(axis=-1) + trace - 2 * cross, 0)
+    return np.asarray(np.maximum(((mean_a - mean_b) ** 2).sum(axis=-1) + trace - 2 * cross, 0))

@@ -81,7 +81,7 @@ class LogZ:
         mean = sums[..., 1] / tokens
         if self.statistic == "mean":
             return np.asarray(mean)
-        return np.maximum(sums[..., 2] / tokens - mean**2, 0)
+        return np.asarray(np.maximum(sums[..., 2] / tokens - mean**2, 0))
 
     def signature(self) -> str:
         return f"{self.statistic} over tokens of the log normaliser of the model's scores, target fed"

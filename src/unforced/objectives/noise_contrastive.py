@@ -196,10 +196,12 @@ class _Steps:
     def scores(self, t: int, tokens: Tensor) -> Tensor:
         """Return the scores of position t, given the tokens before it."""
         if self.state is None:
-            return self.all[:, t].repeat_interleave(self.k, dim=0)
+            repeated: Tensor = self.all[:, t].repeat_interleave(self.k, dim=0)
+            return repeated
         last = tokens[:, t - 1] if t else torch.full_like(tokens[:, 0], self.bos)
         features, self.state = self.model.advance(self.state, self.model.embed(last.unsqueeze(1)))
-        return self.model.score(features[:, -1])
+        scores: Tensor = self.model.score(features[:, -1])
+        return scores
 
 
 ORDERS = {"uniform": 0, "unigram": 1, "bigram": 2}

@@ -133,7 +133,9 @@ class SoftBeam(Options):
             watch=None if clip is None else clip.bound,
         )
         root = math.isqrt(max(longest - 1, 0)) + 1  # √T, rounded up
-        return search(model, batch, selector, steps, state=state, segment=root if self.checkpoint else None).memory
+        result = search(model, batch, selector, steps, state=state, segment=root if self.checkpoint else None)
+        memory: SoftMemory = result.memory
+        return memory
 
     def score_target(self, model: StepDecoder, batch: Batch, state: DecoderState) -> Tensor:
         """Return the scores s(y*) [B] of the targets."""
@@ -193,7 +195,8 @@ class ExampleClip:
     def shorten(self, gradient: Tensor) -> Tensor:
         norms = gradient.flatten(1).norm(dim=1).clamp(min=torch.finfo(gradient.dtype).tiny)
         factors = (self.most * self.unit.to(norms) / norms).clamp(max=1.0)
-        return gradient * factors.view(-1, *[1] * (gradient.dim() - 1))
+        shortened: Tensor = gradient * factors.view(-1, *[1] * (gradient.dim() - 1))
+        return shortened
 
 
 class _Bounded(torch.autograd.Function):
