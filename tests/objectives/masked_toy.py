@@ -29,11 +29,11 @@ class ToyMaskedModel(nn.Module):
 
     def scores(self, batch: Batch, tokens: Tensor, masked: Tensor) -> Tensor:
         copies = len(tokens) // len(batch)
-        there = batch.mask.repeat_interleave(copies, dim=0) & ~masked
-        visible = F.one_hot(tokens.clamp(min=0), self.sizes.target).to(self.table.dtype) * there.unsqueeze(-1)
+        inside = batch.mask.repeat_interleave(copies, dim=0) & ~masked
+        visible = F.one_hot(tokens.clamp(min=0), self.sizes.target).to(self.table.dtype) * inside.unsqueeze(-1)
         before = visible.cumsum(dim=1) - visible
-        behind = visible.flip(1).cumsum(dim=1).flip(1) - visible
-        features = [before, behind]
+        after = visible.flip(1).cumsum(dim=1).flip(1) - visible
+        features = [before, after]
         if self.sizes.source is not None:
             assert batch.source is not None
             assert batch.source_mask is not None
@@ -48,27 +48,27 @@ ENDLESS = Symbols(pad=4, bos=3, eos=None, banned=(3, 4))
 
 
 def toy(size: int, seed: int = 0, scale: float = 1.0) -> ToyMaskedModel:
-    """In float64."""
+    """Return a toy model in float64."""
     torch.manual_seed(seed)
     return ToyMasked(scale).build(Sizes(target=size)).double()
 
 
 def ended(*rows: list[int]) -> Batch:
-    """Sequences of ids from 3 on with the end symbol behind each, of any lengths."""
+    """Return sequences of ids from 3 on of any lengths, each with an end symbol."""
     width = max(map(len, rows)) + 1
     gold = torch.tensor([[*row, 2] + [0] * (width - len(row) - 1) for row in rows])
     return Batch.of_gold(gold, gold != 0, ENDED, ids=torch.arange(len(rows)) + 20)
 
 
 def strings(length: int, letters: int = 3) -> Batch:
-    """All strings over ids 0, 1, …, without an end symbol."""
+    """Return all strings over ids 0, 1, …, without an end symbol."""
     gold = torch.tensor(list(product(range(letters), repeat=length)))
     symbols = Symbols(pad=letters + 1, bos=letters, eos=None, banned=(letters, letters + 1))
     return Batch.of_gold(gold, gold >= 0, symbols, ids=torch.arange(len(gold)))
 
 
 def slow_energy(model: ToyMaskedModel, batch: Batch, b: int, tokens: list[int], kind: str = "raw") -> Tensor:
-    """E of one sequence in the place of example b: a masked pass for each of its variables."""
+    """Return E of ``tokens`` in place of the target of example b, by one masked pass for each variable."""
     special = {*batch.symbols.banned, batch.symbols.eos}
     ids = [w for w in range(model.sizes.target) if w not in special]
     one = batch.select(torch.tensor([b]))
@@ -99,7 +99,7 @@ def slow_log_z(model: ToyMaskedModel, batch: Batch, b: int, kind: str = "raw") -
 
 
 def slow_conditional(model: ToyMaskedModel, batch: Batch, b: int, t: int, kind: str = "raw") -> Tensor:
-    """log p(y_t = w | y\\t) of the energy model for the tokens that are allowed, in the order of their ids."""
+    """Return log p(y_t = w | y\\t) of the energy model for the tokens that are allowed, in the order of their ids."""
     special = {*batch.symbols.banned, batch.symbols.eos}
     found = []
     for w in range(model.sizes.target):

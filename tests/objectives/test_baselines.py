@@ -25,7 +25,7 @@ def toy(vocabulary: int) -> torch.nn.Module:
     return Toy(order=2).build(Sizes(target=vocabulary)).double()
 
 
-def test_cross_entropy_is_the_table_look_up() -> None:
+def test_cross_entropy_of_a_table() -> None:
     model = Toy(order=1).build(Sizes(target=4)).double()
     log_probs = torch.log_softmax(model.table, dim=-1)
     expected = -(log_probs[1, 3] + log_probs[3, 3] + log_probs[3, 2])
@@ -42,16 +42,16 @@ def test_cross_entropy_is_the_enumerated_log_probability() -> None:
             torch.testing.assert_close(-loss.total.detach(), log_prob, rtol=1e-10, atol=1e-10)
 
 
-def test_label_smoothing_where_all_can_be_emitted_is_pytorchs() -> None:
-    """What pads and begins too: it is the end symbol here."""
+def test_label_smoothing_equals_pytorch() -> None:
+    """Padding and start symbol are the end symbol here, so nothing is banned."""
     model, batch = toy(6), one([3, 5, 4, 2], SYMBOLS._replace(pad=2, bos=2, banned=()))
     features, _ = model.advance(model.start(batch), model.embed(batch.prefix))
     expected = F.cross_entropy(model.score(features)[0], batch.gold[0], label_smoothing=0.2, reduction="sum")
     torch.testing.assert_close(LabelSmoothing(0.2)(model, batch, **HERE).total, expected)
 
 
-def test_label_smoothing_puts_nothing_on_banned_symbols() -> None:
-    """The gradient of the loss with respect to a score is probability − target, so the target can be read off."""
+def test_label_smoothing_excludes_banned_tokens() -> None:
+    """The target is read from the gradient of a score: probability − target."""
     model, batch = toy(6), one([3, 5, 2])
     scores = torch.randn(3, 6, dtype=torch.float64, requires_grad=True)
     model.score = lambda features: scores  # type: ignore[assignment]
@@ -64,7 +64,7 @@ def test_label_smoothing_puts_nothing_on_banned_symbols() -> None:
     torch.testing.assert_close(target.detach(), expected)
 
 
-def test_metrics_report_the_plain_likelihood() -> None:
+def test_metrics_are_those_of_the_plain_likelihood() -> None:
     model, batch = toy(6), one([3, 5, 4, 2])
     smooth, plain = LabelSmoothing(0.2)(model, batch, **HERE), CrossEntropy()(model, batch, **HERE)
     torch.testing.assert_close(smooth.metrics["nll"][0].double(), plain.total.detach(), rtol=1e-6, atol=1e-6)

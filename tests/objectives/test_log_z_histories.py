@@ -1,4 +1,4 @@
-"""log Z after right and wrong histories, compared with one pass for each history."""
+"""tools/log_z_histories.py against one pass for each history."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +21,7 @@ def trained(folder: Path) -> Path:
     return Path(unforced.fit(model, task, objective, folder / "run", epochs=2, quiet=True))
 
 
-def test_gold_and_rival_are_those_of_whole_histories(tmp_path: Path, tool: Callable[..., Any]) -> None:
+def test_rivalry_equals_one_pass_per_history(tmp_path: Path, tool: Callable[..., Any]) -> None:
     run = trained(tmp_path)
     module = tool("log_z_histories", run)
     model, fitted = api.load(run)
@@ -50,7 +50,7 @@ def test_gold_and_rival_are_those_of_whole_histories(tmp_path: Path, tool: Calla
     torch.testing.assert_close(found, torch.stack(wanted).detach())
 
 
-def test_the_table_has_a_row_for_each_run(tmp_path: Path, tool: Callable[..., Any]) -> None:
+def test_the_table_has_one_row_per_run(tmp_path: Path, tool: Callable[..., Any]) -> None:
     run = trained(tmp_path)
     out = tmp_path / "table.md"
     assert tool("log_z_histories", run, run, "--output", out).main() == 0

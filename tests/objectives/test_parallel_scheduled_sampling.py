@@ -1,4 +1,4 @@
-"""Parallel scheduled sampling: theorem 2.1 by enumeration, and what its passes may and may not touch."""
+"""Parallel scheduled sampling: theorem 2.1 by enumeration, and the invariants of its passes."""
 
 from itertools import product
 from typing import Any
@@ -60,7 +60,7 @@ def probabilities(model: Any) -> Tensor:
 
 @pytest.mark.parametrize("passes", [3, 4])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_with_p_1_and_enough_passes_the_models_own_samples_are_fed(passes: int, seed: int) -> None:
+def test_enough_passes_draw_from_the_model(passes: int, seed: int) -> None:
     model = toy(seed)
     found = counts(mixed(ParallelScheduledSampling(passes=passes, p=1.0), model, three_tokens()))
     expected = probabilities(model) * N
@@ -69,7 +69,7 @@ def test_with_p_1_and_enough_passes_the_models_own_samples_are_fed(passes: int, 
 
 
 @pytest.mark.parametrize("passes", [1, 2])
-def test_with_fewer_passes_they_are_not(passes: int) -> None:
+def test_fewer_passes_do_not(passes: int) -> None:
     model = toy()
     found = counts(mixed(ParallelScheduledSampling(passes=passes, p=1.0), model, three_tokens()))
     assert chisquare(found, probabilities(model) * N).pvalue < 1e-6
@@ -99,8 +99,8 @@ def test_argmax_passes_converge_to_greedy_decoding() -> None:
     assert torch.equal(prefix, sequential)
 
 
-def test_one_pass_picks_each_token_given_gold_before_it() -> None:
-    """The model's pick at t, given gold up to t, becomes the input behind t: not one before, not one after."""
+def test_one_pass_predicts_each_token_from_the_target() -> None:
+    """The prediction at t, given the target before t, is the input at t + 1."""
     model = toy(size=8, order=1)
     with torch.no_grad():
         model.table.copy_(torch.eye(8, dtype=torch.float64).roll(1, dims=1) * 50)  # w + 1 follows w
@@ -122,8 +122,7 @@ def ragged(symbols: Symbols = SYMBOLS) -> Batch:
     return Batch.of_gold(gold, gold != 0, symbols, source=source, source_mask=source != 0, ids=torch.arange(3))
 
 
-def test_what_may_not_be_touched_is_not() -> None:
-    """No start symbol, no padding, no position behind the end; no banned token is fed however the model wants it."""
+def test_start_padding_and_banned_tokens_stay() -> None:
     model = toy(size=8, order=1)
     with torch.no_grad():
         model.table[:, [0, 1]] += 30
@@ -142,7 +141,7 @@ MODELS = [LSTM(hidden=6, embedding=4), Transformer(width=8, heads=2, feedforward
 
 @pytest.mark.parametrize("spec", MODELS)
 @pytest.mark.parametrize("fields", [{"p": 0.0}, {"p": 0.5, "warmup": 10, "schedule": "step"}])
-def test_without_model_tokens_it_is_cross_entropy_bitwise(spec: Any, fields: Any) -> None:
+def test_target_tokens_alone_equal_cross_entropy_bitwise(spec: Any, fields: Any) -> None:
     torch.manual_seed(1)
     model, found = spec.build(Sizes(target=8, source=5)), []
     for objective in (ParallelScheduledSampling(**fields), CrossEntropy()):
@@ -155,7 +154,7 @@ def test_without_model_tokens_it_is_cross_entropy_bitwise(spec: Any, fields: Any
     assert all(torch.equal(a, b) for a, b in zip(found[0][1], found[1][1]))  # type: ignore[arg-type]
 
 
-def test_sources_are_encoded_once_and_scores_made_only_where_needed() -> None:
+def test_sources_are_encoded_once() -> None:
     torch.manual_seed(0)
     model, batch = MODELS[1].build(Sizes(target=8, source=5)), ragged()
     starts, scored, gradients = [], [], []
@@ -176,7 +175,7 @@ def test_sources_are_encoded_once_and_scores_made_only_where_needed() -> None:
     assert 0 < loss.metrics["fed"][0] <= loss.metrics["fed"][1] == batch.tokens - 3
 
 
-def test_dropout_while_sampling_is_an_option() -> None:
+def test_dropout_while_sampling_is_optional() -> None:
     torch.manual_seed(0)
     model = Causal(width=8, heads=2, layers=1, feedforward=8, dropout=0.5).build(Sizes(target=3))
     batch, modes = three_tokens(50), []
@@ -190,7 +189,7 @@ def test_dropout_while_sampling_is_an_option() -> None:
     assert modes[-1]
 
 
-def test_temperature_sharpens_towards_the_argmax() -> None:
+def test_low_temperatures_give_the_argmax() -> None:
     model, batch = toy(4), three_tokens(500)
     best = mixed(ParallelScheduledSampling(p=1.0, pick="argmax"), model, batch)
     cold = mixed(ParallelScheduledSampling(p=1.0, temperature=1e-3), model, batch)
@@ -199,7 +198,7 @@ def test_temperature_sharpens_towards_the_argmax() -> None:
     assert not torch.equal(warm, best)
 
 
-def test_pixels_with_classes_and_no_end_symbol() -> None:
+def test_images_with_classes() -> None:
     torch.manual_seed(0)
     model = Causal(width=8, heads=2, layers=1, feedforward=8).build(Sizes(target=6, classes=3))
     gold = torch.randint(2, 6, (5, 16))
@@ -221,11 +220,6 @@ def test_the_probability_rises_through_the_warmup() -> None:
 @pytest.mark.parametrize(
     ("fields", "word"), [({"warmup": 0.5}, "fraction"), ({"warmup": 10, "unit": "fraction"}, "warmup")]
 )
-def test_wrong_fields_are_refused(fields: Any, word: str) -> None:
+def test_units_of_the_warmup_are_checked(fields: Any, word: str) -> None:
     with pytest.raises(InputError, match=word):
         ParallelScheduledSampling(**fields)
-
-
-def test_a_model_that_lacks_something_is_told_what() -> None:
-    with pytest.raises(InputError, match="parallel_scheduled_sampling needs a model with start and embed"):
-        run(ParallelScheduledSampling(), object(), three_tokens(1))

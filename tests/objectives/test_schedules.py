@@ -1,4 +1,4 @@
-"""Schedules against their formulas, at their ends and far beyond them."""
+"""Schedules against their formulas, at and after their ends."""
 
 import math
 
@@ -15,20 +15,20 @@ def epochs(schedule: Schedule, *moments: float) -> list[float]:
     return [schedule(Progress(epoch=moment)) for moment in moments]
 
 
-def test_inverse_sigmoid_is_the_papers_formula():
+def test_inverse_sigmoid_equals_the_formula_of_the_paper():
     for k in (1.0, 10.0, 100.0):
         for i in (0, 1, 5, 40):
             expected = k / (k + math.exp(i / k))
             assert InverseSigmoid(k=k)(Progress(epoch=i)) == pytest.approx(expected, rel=1e-12)
 
 
-def test_inverse_sigmoid_does_not_overflow_and_gentler_is_larger():
+def test_inverse_sigmoid_does_not_overflow():
     assert epochs(InverseSigmoid(k=1.0), 1e3, 1e9) == pytest.approx([0, 0])
     values = [InverseSigmoid(k=k)(Progress(epoch=4)) for k in (1.0, 10.0, 100.0)]
     assert values == sorted(values)
 
 
-def test_gold_is_fed_alone_until_the_warmup_is_over():
+def test_warmups_keep_the_start_value():
     mixing = InverseSigmoid(k=10.0, warmup=1)
     assert epochs(mixing, 0, 0.99) == [1.0, 1.0]
     assert mixing(Progress(epoch=1.0)) == pytest.approx(10 / 11)
@@ -36,20 +36,20 @@ def test_gold_is_fed_alone_until_the_warmup_is_over():
     assert epochs(Always(warmup=2), 1.9, 2.0, 50) == [1.0, 0.0, 0.0]
 
 
-def test_linear_reaches_its_end_and_stays():
+def test_linear_stays_at_its_end():
     assert epochs(Linear(start=1.0, end=0.2, over=4), 0, 1, 4, 9) == pytest.approx([1.0, 0.8, 0.2, 0.2])
     by_step = Linear(start=0.0, end=1.0, over=10, warmup=5, unit="step")
     assert [by_step(Progress(step=s)) for s in (0, 5, 10, 15, 99)] == [0.0, 0.0, 0.5, 1.0, 1.0]
 
 
-def test_exponential_stops_at_its_cap_in_both_directions():
+def test_exponential_stops_at_its_cap():
     assert epochs(Exponential(start=1.0, rate=2.0, cap=10.0), 0, 3, 4, 1e6) == [1.0, 8.0, 10.0, 10.0]
     assert epochs(Exponential(start=1.0, rate=0.5, cap=0.1), 1, 3, 4, 1e6) == [0.5, 0.125, 0.1, 0.1]
     assert math.isfinite(Exponential(start=1.0, rate=2.0)(Progress(epoch=1e9)))
 
 
 @pytest.mark.parametrize("shape", ["step", "linear", "exponential", "sigmoid"])
-def test_rises_begin_near_nothing_and_reach_the_whole(shape):
+def test_rises_go_from_zero_to_their_end(shape):
     rise = Rise(end=0.5, over=100, shape=shape)
     values = [rise(Progress(step=s)) for s in range(0, 120, 10)]
     assert values == sorted(values)
@@ -59,7 +59,7 @@ def test_rises_begin_near_nothing_and_reach_the_whole(shape):
     assert by_fraction(Progress(step=30, total=120)) == pytest.approx(rise(Progress(step=50)))
 
 
-def test_a_fraction_needs_a_total():
+def test_fractions_need_the_number_of_updates():
     with pytest.raises(InputError, match="planned"):
         Rise(end=0.5, over=0.5, unit="fraction")(Progress(step=1))
 
@@ -69,12 +69,11 @@ def test_a_fraction_needs_a_total():
     [
         (lambda: Linear(end=0.0, over=0.5), "fraction"),
         (lambda: Linear(end=0.0, over=1, warmup=2, unit="fraction"), "warmup"),
-        (lambda: Exponential(start=0.0, rate=2.0), "start must be above 0"),
         (lambda: Exponential(start=1.0, rate=2.0, cap=0.5), "cap"),
         (lambda: Rise(end=0.5, over=0.5), "fraction"),
     ],
 )
-def test_impossible_schedules_are_refused(make, word):
+def test_fields_that_contradict_each_other_raise(make, word):
     with pytest.raises(InputError, match=word):
         make()
 
@@ -90,15 +89,8 @@ def test_impossible_schedules_are_refused(make, word):
         ({"name": "exponential", "start": 1, "rate": 2, "cap": 9}, Exponential(start=1.0, rate=2.0, cap=9.0)),
     ],
 )
-def test_recipes_can_spell_them_and_get_them_back(plain, schedule):
-    made = convert(float | Schedule, plain, "mixing")
-    assert made == schedule
-    assert convert(float | Schedule, to_plain(made, float | Schedule), "mixing") == schedule
-    assert at(made, Progress()) == at(schedule, Progress())
-
-
-def test_a_misspelt_schedule_names_the_nearest():
-    with pytest.raises(InputError, match='did you mean "inverse_sigmoid"'):
-        convert(float | Schedule, {"name": "inverse_sigmiod", "k": 1}, "mixing")
-    with pytest.raises(InputError, match="mixing"):
-        convert(float | Schedule, True, "mixing")
+def test_schedules_round_trip_through_plain_data(plain, schedule):
+    value = convert(float | Schedule, plain, "mixing")
+    assert value == schedule
+    assert convert(float | Schedule, to_plain(value, float | Schedule), "mixing") == schedule
+    assert at(value, Progress()) == at(schedule, Progress())

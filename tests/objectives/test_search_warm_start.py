@@ -1,4 +1,4 @@
-"""From a self-normalised tagger to training through the search, as the label-bias recipes do it."""
+"""Train a self-normalised tagger, then continue with soft_beam, as in the recipes on label bias."""
 
 import json
 from pathlib import Path
@@ -31,8 +31,8 @@ def events(run: Path, kind: str) -> list[dict[str, float]]:
     return [line for line in lines if line["kind"] == kind]
 
 
-@pytest.mark.parametrize("scores", ["local", "global"])
-def test_training_for_the_search_goes_on_from_a_self_normalised_model(data, scores, tmp_path) -> None:
+@pytest.mark.parametrize("scores", [pytest.param("local", marks=pytest.mark.slow), "global"])
+def test_soft_beam_continues_a_self_normalised_model(data, scores, tmp_path) -> None:
     task = unforced.task("tagging", train=str(data), hold_out=0.2, log_z=True)
     model = unforced.model("lstm", attention="fixed", hidden=16, embedding=8, dropout=0.0, bidirectional=False)
     options = {"learning_rate": 2e-2, "batch_tokens": 200, "log_every": 2, "quiet": True}
@@ -59,7 +59,7 @@ def test_training_for_the_search_goes_on_from_a_self_normalised_model(data, scor
     untrained = unforced.fit(
         model, task, search, tmp_path / "cold", epochs=1, decoding=decoders, validate="hard", **options
     )
-    assert costs[0] < events(untrained, "train")[0]["cost"]  # it began where the first one had ended
+    assert costs[0] < events(untrained, "train")[0]["cost"]  # it started from the weights of the first run
     assert {"accuracy", "log_z_mean", "log_z_variance"} <= set(events(second, "dev")[-1])
     for decoder in decoders:
         (found,) = unforced.evaluate(second, "dev", decoder, quiet=True).values()

@@ -36,8 +36,8 @@ def variance(loss: Loss) -> float:
     return mean(loss, "log_z_squared") - mean(loss, "log_z") ** 2
 
 
-def test_the_loss_is_a_table_look_up() -> None:
-    """Z has all symbols in it, those that are never emitted too."""
+def test_the_loss_of_a_table() -> None:
+    """Z includes banned tokens."""
     torch.manual_seed(0)
     model = Toy(order=1).build(Sizes(target=4)).double()
     table = model.table.detach()
@@ -55,7 +55,7 @@ def test_the_loss_is_a_table_look_up() -> None:
     assert variance(loss) == pytest.approx(values.var(correction=0).item(), abs=1e-6)
 
 
-def test_normalised_scores_pay_nothing() -> None:
+def test_normalised_scores_have_no_penalty() -> None:
     model = Toy(order=1).build(Sizes(target=5)).double()
     model.table.data = model.table.data.log_softmax(dim=-1)
     loss, plain = (SelfNormalized(7.0)(model, one([3, 4, 2]), **HERE), CrossEntropy()(model, one([3, 4, 2]), **HERE))
@@ -63,7 +63,7 @@ def test_normalised_scores_pay_nothing() -> None:
     assert mean(loss, "log_z") == pytest.approx(0, abs=1e-12)
 
 
-def test_the_gradient_of_a_score() -> None:
+def test_the_gradient_of_scores() -> None:
     """(1 + 2 λ log Z_t) p_t(w) − 1[w = y*_t]."""
     batch = one([3, 5, 2])
     scores = (3 * torch.randn(3, 6, dtype=torch.float64)).requires_grad_()
@@ -93,7 +93,7 @@ def test_without_strength_it_is_cross_entropy_bit_for_bit(dtype: torch.dtype) ->
         assert torch.equal(losses[0].metrics[name][1], count)
 
 
-def test_log_z_is_reported_without_strength_too() -> None:
+def test_log_z_is_logged_without_strength() -> None:
     torch.manual_seed(0)
     model = Toy().build(Sizes(target=6))
     found, expected = (SelfNormalized(strength)(model, ragged(), **HERE) for strength in (0.0, 0.5))
@@ -101,8 +101,8 @@ def test_log_z_is_reported_without_strength_too() -> None:
         assert mean(found, name) == pytest.approx(mean(expected, name))
 
 
-def test_a_table_is_normalised_exactly() -> None:
-    """A table can do both at once: the frequencies of the data, which cost what they cost, and log Z = 0."""
+def test_a_table_can_be_normalised_exactly() -> None:
+    """The minimum has the frequencies of the data and log Z = 0."""
     batch = ragged()
     torch.manual_seed(0)
     model = Toy(order=1).build(Sizes(target=6)).double()
@@ -125,7 +125,7 @@ def test_a_table_is_normalised_exactly() -> None:
 
 
 def trained(objective: Any, steps: int = 150) -> tuple[Loss, Loss]:
-    """What a small network whose scores start high makes of the data before and after training."""
+    """Return the loss of a network with large scores before and after training."""
     torch.manual_seed(0)
     model = LSTM(hidden=16, embedding=8, dropout=0.0).build(Sizes(target=6))
     score = model.score
@@ -140,13 +140,13 @@ def trained(objective: Any, steps: int = 150) -> tuple[Loss, Loss]:
     return before, SelfNormalized(0.0)(model, ragged(), **HERE)
 
 
-def test_training_drives_the_normaliser_to_zero() -> None:
+def test_training_moves_log_z_to_zero() -> None:
     before, after = trained(SelfNormalized(0.1))
     _, plain = trained(CrossEntropy())
     assert mean(before, "log_z") > 5
     assert abs(mean(after, "log_z")) < 0.1
     assert variance(after) < 0.1
-    assert mean(plain, "log_z") > 5  # cross-entropy doesn't care
+    assert mean(plain, "log_z") > 5  # cross-entropy is invariant
     assert variance(plain) > 1
     assert mean(after, "nll") < mean(before, "nll") / 2
     assert mean(after, "nll") == pytest.approx(mean(plain, "nll"), abs=0.05)
