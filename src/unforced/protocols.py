@@ -10,13 +10,12 @@ that a class may define on top of its main protocol; the library asks ``isinstan
 |                    | (`SupportsEncoding`), `conditional_scores` (`SupportsConditionals`), `length_scores`             |
 |                    | (`SupportsLengths`), `log_z` (`SupportsLogZ`)                                                    |
 | `ModelSpec`        | `reading` (`SupportsReading`)                                                                    |
-| `Objective`        | `with_models` (`SupportsModels`), `fitted` (`SupportsFitting`), `schedules` (`SupportsSchedules`), `files` (`ReadsFiles`),         |
-|                    | `refines` (`Refines`), `stepwise` (`Stepwise`)                                                   |
+| `Objective`        | `with_models` (`SupportsModels`), `fitted` (`SupportsFitting`), `schedules` (`SupportsSchedules`), |
+|                    | `files` (`ReadsFiles`), `stepwise` (`Stepwise`)                                                  |
 | `Schedule`         | `unit` (`HasUnit`)                                                                               |
 | `Cost`             | `fitted` (`SupportsFitting`)                                                                     |
 | `Decoder`          | `reads_gold` (`ReadsGold`)                                                                       |
 | `Sampler`          | `energy` (`HasEnergy`), `forced` and `anneal` (`Annealed`)                                       |
-| `Metric`           | `doubts` (`SupportsDoubts`)                                                                      |
 | `LikelihoodMetric` | `of` (`LikelihoodOf`), `final` (`FinalOnly`)                                                     |
 | `Task`             | `remarks` (`SupportsRemarks`), `reads_text` (`ReadsText`), `inner` (`WrapsTask`)                  |
 | `Codec`            | `special_ids` and `unknown_id` (`TokenizerIds`)                                                  |
@@ -239,13 +238,6 @@ class ReadsFiles(Protocol):
 
 
 @runtime_checkable
-class Refines(Protocol):
-    """Optional for an `Objective`: whether it should start from a trained model."""
-
-    refines: bool
-
-
-@runtime_checkable
 class Stepwise(Protocol):
     """Optional for an `Objective`: whether it runs the decoder one step at a time, which excludes gradient checkpointing."""
 
@@ -359,15 +351,6 @@ class Metric(Protocol):
 
     def signature(self) -> str:
         """Describe how the figure was computed."""
-        ...
-
-
-@runtime_checkable
-class SupportsDoubts(Protocol):
-    """Optional for a `Metric`: it does not suit all data."""
-
-    def doubts(self, answers: Sequence[Sequence[Any]]) -> str | None:
-        """Return a clause that says why the metric does not suit these references, or None if it does."""
         ...
 
 

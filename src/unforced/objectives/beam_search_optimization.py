@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -164,8 +164,6 @@ class BeamSearchOptimization(Options):
     ``self_normalized`` for global scores. Metrics: ``violations`` per example, the share ``clean`` of examples without any,
     and ``lead``, the mean over steps of s(y*_1:t) − s(ŷ_1:t).
     """
-
-    refines: ClassVar[bool] = True
 
     beam: Count | Schedule = 5  # K, the beam at test time; a schedule is rounded down (the paper's beam is one larger)
     margin: NonNegative = 1.0  # m

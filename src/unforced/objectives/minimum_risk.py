@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from rapidfuzz.distance import Levenshtein
@@ -41,8 +41,6 @@ class MinimumRisk(Options):
     cost (``cost``), the mean cost of all samples (``sampled_cost``), the number of ``candidates``, and ``nll`` of the target
     if it is scored.
     """
-
-    refines: ClassVar[bool] = True
 
     samples: Count = 20  # outputs drawn per example
     alpha: Positive | Schedule = 0.005  # sharpness of Q

@@ -46,8 +46,6 @@ class SoftBeam(Options):
     """
 
     stepwise: ClassVar[bool] = True
-    refines: ClassVar[bool] = True
-
     beam: Count = 3  # K, the number of hypotheses
     alpha: Positive | Schedule = SHARPENING  # inverse temperature
     loss: Literal["direct", "hinge"] = "direct"  # expected cost, or margin over the target
