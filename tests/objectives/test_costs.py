@@ -7,7 +7,7 @@ import torch
 
 import unforced
 from unforced.errors import InputError
-from unforced.objectives.costs import Confusions, Hamming, Table, WeightedHamming, gold_steps
+from unforced.objectives.costs import Confusions, Hamming, Table, WeightedHamming
 from unforced.tasks.codecs import TagCodec
 from unforced.tasks.tokenization import Vocabulary
 from unforced.types import Batch, Symbols
@@ -71,11 +71,6 @@ def test_a_table_of_hamming_costs_equals_hamming():
         Table(lambda batch: torch.zeros(1, 1, 6)).prepare(batch, 3)
 
 
-def test_steps_of_the_target_are_cut_or_padded():
-    assert gold_steps(make_batch(), 1).tolist() == [[3], [5]]
-    assert gold_steps(make_batch(), 4).tolist() == [[3, 4, 2, 0], [5, 2, 0, 0]]
-
-
 def test_costs_can_be_objects_in_python():
     own = Table(lambda batch: torch.zeros(*batch.gold.shape, 6))
     assert unforced.objective("soft_beam", cost=own).cost is own
@@ -102,12 +97,6 @@ def test_confusions_read_costs_from_a_file(tmp_path):
     expected[0, 2, 5] = expected[1, 1, 5] = 7.0
     expected[0, 3:], expected[1, 2:] = wrong[0, 3:], wrong[1, 2:]  # after the end
     assert torch.equal(found, expected)
-
-
-def test_an_empty_file_has_only_other_confusions(tmp_path):
-    (tmp_path / "costs.tsv").touch()
-    found = dense(Confusions(str(tmp_path / "costs.tsv"), other=1.0).fitted(Letters()), make_batch(), 4)
-    assert torch.equal(found, dense(Hamming(), make_batch(), 4))
 
 
 @pytest.mark.parametrize(

@@ -80,15 +80,6 @@ NOISES: dict[str, Any] = {
 }
 
 
-def slow_bigram(last: int, token: int) -> float:
-    words = [[id for id in target if id > 2] for target in DATA]
-    flat = [id for row in words for id in row]
-    single = (flat.count(token) + 0.5) / (len(flat) + 1.5)
-    pairs = [pair for row in words for pair in zip([1, *row], row)]
-    followed = sum(pair[0] == last for pair in pairs)
-    return single if not followed else 0.8 * pairs.count((last, token)) / followed + 0.2 * single
-
-
 def slow_pseudo_likelihood(model: Any, kind: str) -> Tensor:
     return -sum(slow_conditional(model, BATCH, b, t, kind)[BATCH.gold[b, t] - 3] for b, t in positions(BATCH))  # type: ignore[return-value]
 
@@ -497,13 +488,6 @@ def test_noise_is_normalised_and_sampled_exactly(name: str) -> None:
     wrong = torch.full((27,), times / 27, dtype=torch.float64).numpy()
     if name != "uniform":
         assert chisquare(seen.numpy(), wrong).pvalue < 1e-6
-
-
-def test_bigram_noise_equals_counts() -> None:
-    noise = NOISES["bigram"]
-    for row in ([3, 4, 5], [5, 5, 5], [4, 3, 3]):
-        expected = math.prod(slow_bigram(a, b) for a, b in zip([1, *row], row))
-        assert float(noise.log_prob(ended(row), ended(row).gold).exp()) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("name", NOISES)

@@ -20,8 +20,7 @@ from unforced.models.transformer import Transformer
 from unforced.objectives.cross_entropy import CrossEntropy
 from unforced.objectives.minimum_risk import MinimumRisk
 from unforced.objectives.schedules import Linear
-from unforced.objectives.smoothing.outputs import END, as_lists, first_equal
-from unforced.ops import random_streams
+from unforced.objectives.smoothing.outputs import END, as_lists
 from unforced.recipes.fields import build, to_mapping
 from unforced.training.run_identity import _describe
 from unforced.types import Batch, Loss, Progress, Sizes, Symbols
@@ -151,21 +150,6 @@ def test_all_outputs_with_alpha_one_give_the_expected_cost(cost: Any) -> None:
     assert by_hand.abs().max() > 1e-3
 
 
-@pytest.mark.slow
-def test_gradients_by_finite_differences() -> None:
-    model, batch = toy(), batch_of([[3, 2], [3, 3, 2]], OPEN)
-    objective = MinimumRisk(samples=6, alpha=0.7, max_length=3)
-    (gradient,) = torch.autograd.grad(loss_of(objective, model, batch).total, model.table)
-    for row, column in [(5, 3), (5, 2), (7, 3), (7, 0), (15, 2)]:
-        ends = []
-        for step in (1e-6, -1e-6):
-            with torch.no_grad():
-                model.table[row, column] += step
-                ends.append(float(loss_of(objective, model, batch).total))
-                model.table[row, column] -= step
-        torch.testing.assert_close(float(gradient[row, column]), (ends[0] - ends[1]) / 2e-6, rtol=1e-5, atol=1e-7)
-
-
 def test_log_probabilities_of_samples_equal_the_enumeration() -> None:
     """Every candidate is possible, and its log-probability is the enumeration's, cut ones included."""
     model, batch = network("lstm"), sourced()
@@ -285,12 +269,6 @@ def test_repeated_samples_count_once(gold: bool, monkeypatch: pytest.MonkeyPatch
     torch.testing.assert_close(without.total, often.total if gold else often.total * 0 + 2)
 
 
-def test_a_prefix_of_an_output_is_another_output() -> None:
-    """With padding as a token, [3] cut short, [3, 0] and [3, 2] differ."""
-    outputs = torch.tensor([[[3, END], [3, 0], [3, 2], [3, 0], [3, END]]])
-    assert first_equal(outputs).tolist() == [[0, 1, 2, 1, 0]]
-
-
 def test_weights_sum_to_one() -> None:
     """With equal costs the expectation is that cost, and gradients vanish."""
     for alpha in (0.005, 1.0, 50.0):
@@ -327,14 +305,6 @@ def test_costs_against_brute_force_and_sacrebleu(cost: Any) -> None:
         assert found[0].tolist() == pytest.approx(wanted, abs=1e-9)
 
 
-def test_costs_use_the_target_of_their_example() -> None:
-    outputs = torch.tensor([[[3, 2], [4, 2], [3, 2]], [[4, 2], [4, 2], [5, 5]]])
-    where = torch.tensor([[True, False, True], [False, True, True]])
-    for cost in ("hamming", "edit"):
-        found = MinimumRisk(cost=cost).judge_outputs(outputs, where, SYMBOLS)  # type: ignore[arg-type]
-        assert found[where].tolist() == [0, 0, 0, 2]
-
-
 def test_functions_as_costs() -> None:
     seen: list[tuple[list[int], list[int]]] = []
 
@@ -356,21 +326,6 @@ def test_functions_as_costs() -> None:
     assert "0x" not in _describe(objective)  # so that another process can resume the run
 
 
-def test_samples_depend_only_on_their_example() -> None:
-    model = network("transformer")
-    batch = sourced()
-    objective = MinimumRisk(samples=6, temperature=1.5)
-    whole = [as_lists(rows) for rows in drawn(objective, model, batch)]
-    order = torch.tensor([2, 0])
-    part = [as_lists(rows) for rows in drawn(objective, model, batch.select(order))]
-    assert part == [whole[2], whole[0]]
-    assert whole != [as_lists(rows) for rows in drawn(objective, model, batch, seed=1)]
-    twins = batch_of([[3, 2]] * 2, SYMBOLS, [[1, 2]] * 2)
-    first, second = (as_lists(rows) for rows in drawn(objective, model, twins))
-    assert first != second
-    assert len({tuple(y) for y in first}) > 1  # each sample has a stream of its own
-
-
 def test_samples_have_the_models_frequencies() -> None:
     model, batch = toy(6, order=1), batch_of([[3, 2]])
     first = drawn(MinimumRisk(samples=20_000, max_length=1), model, batch)[0, 1:, 0]
@@ -378,15 +333,6 @@ def test_samples_have_the_models_frequencies() -> None:
     expected[:2] = -torch.inf
     shares = first.bincount(minlength=6) / 20_000
     torch.testing.assert_close(shares.double(), expected.softmax(0), rtol=0.0, atol=0.015)
-
-
-def test_sources_are_encoded_once() -> None:
-    model, batch, starts = network("lstm"), sourced(), []
-    start = model.start
-    model.start = lambda batch: starts.append(len(batch)) or start(batch)
-    loss = loss_of(MinimumRisk(samples=9), model, batch)
-    assert starts == [3]
-    assert loss.metrics["candidates"][0] > 3
 
 
 @pytest.mark.parametrize("name", ["lstm", "transformer"])
@@ -442,14 +388,6 @@ def test_mix_adds_cross_entropy(gold: bool) -> None:
     torch.testing.assert_close(mixed.metrics["nll"], whole.metrics["nll"])
 
 
-def test_the_total_is_a_sum_over_examples() -> None:
-    model, batch = network("lstm"), sourced()
-    loss = loss_of(MinimumRisk(samples=5), model, batch)
-    assert loss.count == 3
-    assert metric(loss, "cost") == pytest.approx(float(loss.mean.detach()), rel=1e-6)
-    assert 1 <= metric(loss, "candidates") <= 6
-
-
 def test_alpha_can_be_a_schedule() -> None:
     model, batch = toy(6), batch_of([[3, 4, 2]])
     moving = MinimumRisk(samples=8, alpha=Linear(start=0.1, end=2.1, over=2), max_length=5)
@@ -492,11 +430,3 @@ def test_recipes_name_costs() -> None:
     assert build(MinimumRisk, {"cost": "bleu"}) == MinimumRisk(cost="bleu")
     with pytest.raises(InputError, match=r"cost must be one of hamming, edit, bleu or a function"):
         build(MinimumRisk, {"cost": "blue"})
-
-
-def test_samples_have_independent_streams() -> None:
-    objective, batch = MinimumRisk(samples=3), batch_of([[3, 2]] * 400)
-    keys = objective.sampler().keys(batch, torch.Generator().manual_seed(0))
-    numbers = random_streams.uniform(keys, 0).unflatten(0, (400, 3))
-    correlations = torch.corrcoef(numbers.T) - torch.eye(3)
-    assert correlations.abs().max() < 0.15

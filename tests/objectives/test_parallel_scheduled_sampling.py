@@ -90,15 +90,6 @@ def test_enough_passes_equal_sequential_scheduled_sampling_in_distribution() -> 
     assert chi2_contingency(torch.stack([fewer[seen], sequential[seen]])).pvalue < 1e-4
 
 
-def test_argmax_passes_converge_to_greedy_decoding() -> None:
-    model, batch = toy(3), three_tokens(1)
-    prefix = mixed(ParallelScheduledSampling(passes=3, p=1.0, pick="argmax"), model, batch)
-    sequential = ScheduledSampling(feed="argmax").roll_out(
-        model, batch, model.start(batch), draw_replaced(torch.tensor([1]), batch, 0.0), torch.tensor([1])
-    )
-    assert torch.equal(prefix, sequential)
-
-
 def test_one_pass_predicts_each_token_from_the_target() -> None:
     """The prediction at t, given the target before t, is the input at t + 1."""
     model = toy(size=8, order=1)
@@ -196,18 +187,6 @@ def test_low_temperatures_give_the_argmax() -> None:
     warm = mixed(ParallelScheduledSampling(p=1.0), model, batch)
     assert torch.equal(cold, best)
     assert not torch.equal(warm, best)
-
-
-def test_images_with_classes() -> None:
-    torch.manual_seed(0)
-    model = Causal(width=8, heads=2, layers=1, feedforward=8).build(Sizes(target=6, classes=3))
-    gold = torch.randint(2, 6, (5, 16))
-    symbols = Symbols(pad=0, bos=1, eos=None, banned=(0, 1))
-    batch = Batch.of_gold(gold, gold > 0, symbols, source=torch.tensor([0, 1, 2, 0, 1]))
-    loss = run(ParallelScheduledSampling(p=0.5, passes=3), model, batch)
-    loss.total.backward()
-    assert loss.count == 80
-    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
 
 
 def test_the_probability_rises_through_the_warmup() -> None:

@@ -15,7 +15,7 @@ from unforced.models.toy import Toy
 from unforced.models.transformer import Transformer
 from unforced.objectives import scheduled_sampling
 from unforced.objectives.cross_entropy import CrossEntropy
-from unforced.objectives.model_tokens import COINS, PICKS, draw_replaced
+from unforced.objectives.model_tokens import PICKS, draw_replaced
 from unforced.objectives.scheduled_sampling import ScheduledSampling
 from unforced.objectives.schedules import InverseSigmoid, Linear
 from unforced.ops import random_streams
@@ -265,40 +265,12 @@ def test_dropout_while_sampling_is_optional() -> None:
     assert not torch.equal(*on)
 
 
-def test_an_early_end_symbol_does_not_shorten_the_loss() -> None:
-    model, batch = successor(), make_batch()
-    with torch.no_grad():
-        model.table[1, 2] = 9.0  # it wants to end at once
-    loss = loss_of(ScheduledSampling(feed="argmax", mixing=0.0), model, batch)
-    assert loss.count == 5
-    assert rolled(ScheduledSampling(feed="argmax"), model, batch, 0.0)[0, 1] == 2
-
-
-def test_the_share_of_model_tokens_is_logged() -> None:
-    loss = loss_of(ScheduledSampling(feed="sample", mixing=0.25), toy(), make_batch(3000))
-    fed, count = loss.metrics["fed"]
-    assert count == 4 * 3000
-    assert fed / count == pytest.approx(0.75, abs=0.02)
-
-
 def test_schedules_must_stay_in_range() -> None:
     away = Linear(start=1.0, end=-1.0, over=2)
     with pytest.raises(InputError, match="mixing must be between 0 and 1, got -1"):
         loss_of(ScheduledSampling(mixing=away), toy(), make_batch())
     with pytest.raises(InputError, match="alpha must be above 0, got -1"):
         loss_of(ScheduledSampling(feed="soft_argmax", mixing=0.0, alpha=away), toy(), make_batch())
-
-
-def test_streams_are_independent() -> None:
-    keys = torch.arange(1000)
-    assert (
-        abs(
-            torch.corrcoef(
-                torch.stack([random_streams.uniform(random_streams.branch(keys, s), 0) for s in (COINS, PICKS)])
-            )[0, 1]
-        )
-        < 0.1
-    )
 
 
 def test_soft_samples_need_dropout_everywhere() -> None:

@@ -55,14 +55,6 @@ def test_the_loss_of_a_table() -> None:
     assert variance(loss) == pytest.approx(values.var(correction=0).item(), abs=1e-6)
 
 
-def test_normalised_scores_have_no_penalty() -> None:
-    model = Toy(order=1).build(Sizes(target=5)).double()
-    model.table.data = model.table.data.log_softmax(dim=-1)
-    loss, plain = (SelfNormalized(7.0)(model, one([3, 4, 2]), **HERE), CrossEntropy()(model, one([3, 4, 2]), **HERE))
-    torch.testing.assert_close(loss.total, plain.total)
-    assert mean(loss, "log_z") == pytest.approx(0, abs=1e-12)
-
-
 def test_the_gradient_of_scores() -> None:
     """(1 + 2 λ log Z_t) p_t(w) − 1[w = y*_t]."""
     batch = one([3, 5, 2])

@@ -124,19 +124,6 @@ def test_direct_loss_lies_between_zero_and_the_largest_cost(kind, alpha, largest
         assert 0 <= float(loss.total.detach()) <= largest * float(one.mask.sum()) + 2
 
 
-def test_direct_loss_of_certain_outputs():
-    model = Toy().build(Sizes(target=7)).double()
-    gold = torch.tensor([[3, 4, 5]])
-    batch = Batch.of_gold(gold, gold > 0, FIXED, length=torch.tensor([3]))
-    for right, cost in ((True, 0.0), (False, 3.0)):
-        with torch.no_grad():
-            model.table.zero_()
-            for before, after in ((1, 3), (3, 4), (4, 5)) if right else ((1, 6), (6, 6)):
-                model.table[before, after] = 50.0
-        found = loss_of(SoftBeam(alpha=50.0), model, batch).total
-        assert float(found) == pytest.approx(cost, abs=1e-6)
-
-
 @KINDS
 def test_tables_of_costs_and_weights_of_one_equal_hamming(kind):
     model, batch = build(kind).double(), reversing(4, 1)
@@ -221,17 +208,6 @@ def test_hinge_equals_enumeration(seed: int, keep: int | None) -> None:
     objective = SoftBeam(beam=len(every), alpha=1e9, loss="hinge", scores="global", keep=keep)
     found = loss_of(objective, model, batch_of(gold)).total.item()
     assert found == pytest.approx(wanted, abs=1e-5)
-
-
-def test_hinge_of_an_empty_output() -> None:
-    model = toy(6)
-    with torch.no_grad():
-        model.table.fill_(-30.0)
-        for last, token in ((1, 3), (3, 4), (4, 5), (5, 2)):
-            model.table[last, token] = 0.0
-        model.table[1, 2] = -0.9  # the end at once
-    objective = SoftBeam(beam=3, alpha=1e6, loss="hinge", scores="global")
-    assert loss_of(objective, model, batch_of([3, 4, 5, 2])).total.item() == pytest.approx(3.1, abs=1e-6)
 
 
 # Limits and invariances
@@ -348,15 +324,6 @@ def test_the_number_of_distinct_hypotheses_is_logged(trained):
         found.append(float(total / count))
     assert found[0] == 1
     assert 2.9 < found[1] <= 3
-
-
-def test_examples_without_target_tokens_cost_nothing():
-    model, batch = build("lstm"), reversing(2, 4)
-    emptied = replace(batch, mask=batch.mask & torch.tensor([[True], [False]]))
-    alone = batch.select(torch.tensor([0]))
-    for fields in ({"beyond": 2}, {"beyond": 1, "loss": "hinge"}):
-        losses = [loss_of(SoftBeam(alpha=2.0, **fields), model, each).total for each in (emptied, alone)]
-        torch.testing.assert_close(*losses)
 
 
 @pytest.mark.slow
@@ -478,19 +445,6 @@ def test_dropout_in_the_search_is_optional(loss: Any) -> None:
     assert all(module.training for module in model.modules())
     model.eval()
     assert seeded(1, dropout=True) == seeded(1)
-
-
-def test_recomputed_steps_have_no_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "ENDING", 0)
-    model, batch = causal(), batch_of([3, 4, 5, 6, 2, 2][:5], [5, 6, 2])
-    model.train()
-    gradients = []
-    for checkpoint in (False, True):
-        model.zero_grad()
-        loss_of(SoftBeam(loss="hinge", alpha=1.0, checkpoint=checkpoint), model, batch).total.backward()
-        gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
-    for one, other in zip(*gradients, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
 
 
 def test_the_encoder_keeps_its_dropout() -> None:
