@@ -224,7 +224,7 @@ def _minicons() -> None:
 def _memory(data: corpus.Corpus) -> list[dict]:
     """What scoring holds at once, for long sentences against short ones."""
     from unforced.chains.readers import open_model
-    from unforced.energy.energies import TOKENS, pseudo_log_likelihood
+    from unforced.energy.pseudo_log_likelihood import TOKENS, pseudo_log_likelihood
 
     say("  memory by the length of sentences")
     reader = open_model(scored_model(data))

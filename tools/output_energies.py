@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from unforced.chains.readers import Reader, open_model
-from unforced.energy.energies import token_scores
+from unforced.energy.pseudo_log_likelihood import token_scores
 from unforced.training.run_folder import read_lines
 
 ROOT = Path(__file__).resolve().parent.parent

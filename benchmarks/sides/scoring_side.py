@@ -16,7 +16,7 @@ import transformers  # noqa: E402
 
 from unforced import __version__  # noqa: E402
 from unforced.chains.readers import open_model  # noqa: E402
-from unforced.energy.energies import pseudo_log_likelihood  # noqa: E402
+from unforced.energy.pseudo_log_likelihood import pseudo_log_likelihood  # noqa: E402
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ import torch
 from energy_cases import all_states, free_of, target_of
 from torch import Tensor
 
-from unforced.energy import energies
+from unforced.energy import masked_copies
 from unforced.energy.samplers import Turn, Walk
 from unforced.types import Batch, ChainState
 
@@ -78,7 +78,7 @@ def joined(parts: Sequence[Branches], examples: int) -> Branches:
 def shares(walk: Walk, state: ChainState, turn: Turn) -> tuple[Tensor, Tensor]:
     """The probability q of each token of the block, and the middle of its share of [0, 1): [A,P,V] each."""
     with torch.no_grad():
-        scores = energies.scores_at(walk.model, walk.batch, state.tokens, turn.rows, turn.positions, turn.valid)
+        scores = masked_copies.scores_at(walk.model, walk.batch, state.tokens, turn.rows, turn.positions, turn.valid)
         q = walk.log_q(scores).exp()
     return q, q.cumsum(dim=2) - q / 2
 

@@ -20,7 +20,7 @@ from energy_cases import (
 )
 from torch import Tensor, nn
 
-from unforced.energy import energies
+from unforced.energy import energies, masked_copies
 from unforced.errors import InputError
 from unforced.models.field import Field
 from unforced.models.masked import ConditionalMasked, Masked
@@ -134,7 +134,7 @@ def test_scores_at_positions() -> None:
     model, batch = models()["table"]
     tokens = rows_of(batch, 2, 6)
     row, position = torch.tensor([7, 0, 5, 0, 2]), torch.tensor([1, 2, 3, 0, 0])
-    found = energies.scores_at(model, batch, tokens, row, position.unsqueeze(1), rows=2).squeeze(1)
+    found = masked_copies.scores_at(model, batch, tokens, row, position.unsqueeze(1), rows=2).squeeze(1)
     for n, (r, t) in enumerate(zip(row.tolist(), position.tolist())):
         one = alone(batch, r // 2)
         torch.testing.assert_close(found[n], plain_scores(model, one, tokens[r, : one.gold.shape[1]].tolist(), [t])[t])
@@ -145,7 +145,7 @@ def test_scores_at_blocks_that_are_masked_together() -> None:
     tokens = rows_of(batch, 1, 6)
     positions = torch.tensor([[2, 0], [0, 3], [1, 3]])
     valid = torch.tensor([[True, True], [True, False], [True, True]])
-    found = energies.scores_at(model, batch, tokens, torch.tensor([0, 1, 2]), positions, valid)
+    found = masked_copies.scores_at(model, batch, tokens, torch.tensor([0, 1, 2]), positions, valid)
     for n, hidden in enumerate(([2, 0], [0], [1, 3])):
         one = alone(batch, n)
         scores = plain_scores(model, one, tokens[n, : one.gold.shape[1]].tolist(), hidden)
@@ -241,7 +241,7 @@ def test_what_is_not_allowed_has_no_probability() -> None:
     # and takes no part in the normalisation
     scores = model.scores(batch, batch.gold, torch.zeros_like(batch.mask))[0, 0]
     chosen = torch.tensor([3, 4, 5])
-    found = energies.pick(scores.expand(3, -1), chosen, "local", batch.symbols)
+    found = energies.token_terms(scores.expand(3, -1), chosen, "local", batch.symbols)
     assert found.exp().sum().item() == pytest.approx(1)
 
 
@@ -255,14 +255,12 @@ def test_sequences_without_a_variable_have_no_energy() -> None:
 
 def test_bad_input_is_named() -> None:
     batch = ended([[3, 4], [5]])
-    with pytest.raises(InputError, match="do not fit a batch"):
+    with pytest.raises(InputError, match="do not match a batch"):
         energies.terms(TableModel(6), batch, batch.gold[:, :2])
-    with pytest.raises(InputError, match="do not fit a batch"):
+    with pytest.raises(InputError, match="do not match a batch"):
         energies.terms(TableModel(6), batch, batch.gold[[0, 1, 1]])
     with pytest.raises(InputError, match="kind must be one of raw, local"):
         energies.terms(TableModel(6), batch, batch.gold, "norm")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="rows must be at least 1"):
-        energies.terms(TableModel(6), batch, batch.gold, rows=0)
 
 
 def test_hugging_face_models_keep_their_special_tokens() -> None:

@@ -519,7 +519,7 @@ def test_bad_starts_and_scores_are_named() -> None:
     kernel = MetropolisHastings().kernel(TableModel(6), batch)
     with pytest.raises(InputError, match="special tokens"):
         kernel.init(torch.ones_like(batch.gold))
-    with pytest.raises(InputError, match="do not fit a batch"):
+    with pytest.raises(InputError, match="do not match a batch"):
         kernel.init(batch.gold[:1, :2])
     with pytest.raises(InputError, match="needs a model with scores"):
         MetropolisHastings().kernel(torch.nn.Linear(1, 1), batch)

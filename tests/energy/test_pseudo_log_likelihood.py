@@ -8,7 +8,8 @@ import torch
 from energy_cases import TableModel, alone, ended, free_of, kept_of, plain_energy, plain_scores
 from torch import Tensor
 
-from unforced.energy.energies import WordBlocks, pseudo_log_likelihood, token_batches, token_scores
+from unforced.energy.masked_copies import token_batches
+from unforced.energy.pseudo_log_likelihood import WordBlocks, pseudo_log_likelihood, token_scores
 from unforced.errors import InputError
 from unforced.models.field import Field
 from unforced.models.masked import ConditionalMasked, Masked
@@ -175,8 +176,6 @@ def test_nothing_to_score_and_what_is_refused(case: tuple[Any, Batch]) -> None:
         token_scores(model, batch, None, "words")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="over must be one of all, allowed, got 'some'"):
         token_scores(model, batch, over="some")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="tokens must be at least 1"):
-        token_scores(model, batch, tokens=0)
     with pytest.raises(InputError, match="scoring needs a model with scores"):
         token_scores(object(), batch)
     empty = ended([[]], [[1]] if batch.source is not None else None)

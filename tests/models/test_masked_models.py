@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from model_cases import NOTHING, SAME, SYMBOLS, TOKENS, Case, sources, untouched
 from torch import Tensor
 
-from unforced.energy import energies
+from unforced.energy import masked_copies
 from unforced.errors import InputError
 from unforced.models.field import Field
 from unforced.models.masked import ConditionalMasked, Masked
@@ -103,7 +103,7 @@ def test_padding_and_company_change_nothing(case: Case) -> None:
     for b in range(4):
         one = torch.tensor([b])
         n = int(batch.mask[b].sum())
-        alone = energies.trim(batch.select(one), n)
+        alone = masked_copies.trim(batch.select(one), n)
         close(model.scores(alone, batch.gold[one, :n], hidden[one, :n])[0], scores[b, :n])
 
 
@@ -134,8 +134,8 @@ def test_rows_of_an_example_are_adjacent(case: Case) -> None:
 @every_case
 def test_prepared_batches_are_the_same(case: Case) -> None:
     model, batch = case.model(), batch_for(case.sizes)
-    ready = energies.encode_sources(model, batch)
-    assert energies.encode_sources(model, ready) is ready
+    ready = masked_copies.encode_sources(model, batch)
+    assert masked_copies.encode_sources(model, ready) is ready
     assert (ready is batch) == (batch.source is None)
     hidden, order = some_hidden(batch), torch.tensor([3, 3, 1])
     close(model.scores(ready, batch.gold, hidden), model.scores(batch, batch.gold, hidden))
@@ -233,7 +233,7 @@ def test_length_scores() -> None:
     model, batch = CASES["conditional"].model(), batch_for(TOKENS)
     found = model.length_scores(batch)
     assert found.shape == (4, 12)
-    close(found, model.length_scores(energies.encode_sources(model, batch)))
+    close(found, model.length_scores(masked_copies.encode_sources(model, batch)))
     assert batch.source is not None
     assert batch.source_mask is not None
     for b in range(4):

@@ -198,7 +198,7 @@ def test_one_masked_position_has_the_mean_loss_of_all() -> None:
             per_choice.setdefault((b, int(masked[b].nonzero())), set()).add(round(float(alone.total.detach()), 10))
     assert sorted(per_choice) == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]
     example, position = energies.variables(batch).nonzero(as_tuple=True)
-    scores = energies.scores_at(model, batch, batch.gold, example, position.unsqueeze(1))[:, 0, 3:]
+    scores = masked_copies.scores_at(model, batch, batch.gold, example, position.unsqueeze(1))[:, 0, 3:]
     nll = -torch.log_softmax(scores, dim=1).gather(1, batch.gold[example, position].unsqueeze(1) - 3)
     for b in range(2):
         mean = sum(next(iter(per_choice[b, t])) for t in range(n[b])) / n[b]
@@ -496,7 +496,7 @@ def test_noise_depends_only_on_the_example(name: str) -> None:
     noise, keys = NOISES[name], random_streams.keys(BATCH, torch.Generator().manual_seed(1))
     whole = noise.draw(BATCH, keys, 2)
     for b in range(3):
-        one = energies.trim(BATCH.select(torch.tensor([b])), int(BATCH.mask[b].sum()))
+        one = masked_copies.trim(BATCH.select(torch.tensor([b])), int(BATCH.mask[b].sum()))
         alone = noise.draw(one, keys[b : b + 1], 2)
         n = one.gold.shape[1]
         assert torch.equal(alone.tokens, whole.tokens[2 * b : 2 * b + 2, :n])

@@ -11,8 +11,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from unforced.energy import energies
-from unforced.energy.energies import Over
 from unforced.energy.mask_predict import output_lengths
+from unforced.energy.pseudo_log_likelihood import Over
 from unforced.errors import InputError
 from unforced.huggingface.batches import make_batch
 from unforced.huggingface.masked import WrappedMasked

@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 from unforced.chains.readers import Reader, Sentence
 from unforced.energy import energies
-from unforced.energy.energies import Kind, Masking, token_scores
+from unforced.energy.energies import Kind
+from unforced.energy.pseudo_log_likelihood import Masking, token_scores
 from unforced.errors import InputError
 from unforced.options import Count, check_value
 from unforced.tasks.files import decode_line

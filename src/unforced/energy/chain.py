@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from unforced.decoding.sampling import best_first
-from unforced.energy import energies
+from unforced.energy import energies, masked_copies
 from unforced.energy.mask_predict import output_lengths, random_start, warm_start
 from unforced.energy.metropolis_hastings import MetropolisHastings
 from unforced.energy.samplers import sweep
@@ -51,7 +51,7 @@ class Chain(Options):
         if rng is None:
             raise InputError("sampling needs a random generator: pass rng=torch.Generator().manual_seed(…)")
         with evaluation_mode(model):
-            batch = energies.encode_sources(model, batch)
+            batch = masked_copies.encode_sources(model, batch)
             lengths = output_lengths(model, batch, "chain").squeeze(1)
             room = energies.canvas(batch, lengths)
             kernel = self.kernel.kernel(model, room)

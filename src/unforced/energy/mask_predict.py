@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from unforced.energy import energies
-from unforced.energy.energies import ROWS
+from unforced.energy import energies, masked_copies
+from unforced.energy.masked_copies import COPIES
 from unforced.errors import InputError
 from unforced.models.modes import evaluation_mode
 from unforced.ops import random_streams
@@ -27,20 +27,20 @@ class Filled(NamedTuple):
     log_probs: Tensor  # [B,T], of each token when it was last predicted; 0 where there is no variable
 
 
-def fill(model: Any, batch: Batch, iterations: int = 10, rows: int = ROWS) -> Filled:
+def fill(model: Any, batch: Batch, iterations: int = 10, rows: int = COPIES) -> Filled:
     """Predict all variables at once, then repeatedly the ones with the lowest probability.
 
     Of n variables, iteration t = 0, 1, …, N − 1 masks n·(N − t)/N, rounded down, and at least one. Ties are broken in
     favour of earlier positions. Each masked variable gets its most probable token given the others.
     """
-    batch = energies.encode_sources(model, batch)
+    batch = masked_copies.encode_sources(model, batch)
     tokens, log_probs = batch.gold.clone(), None
     present = energies.variables(batch).any(dim=1).nonzero().squeeze(1)
     if not len(present):
         return Filled(tokens, torch.zeros(tokens.shape, device=tokens.device))
-    for numbers, size in energies.even_batches(energies.extents(batch)[present], rows):
+    for numbers, size in masked_copies.even_batches(masked_copies.extents(batch)[present], rows):
         part = present[numbers]
-        filled = _fill(model, energies.trim(batch.select(part), size), iterations)
+        filled = _fill(model, masked_copies.trim(batch.select(part), size), iterations)
         if log_probs is None:
             log_probs = filled.log_probs.new_zeros(tokens.shape)
         tokens[part, :size], log_probs[part, :size] = filled
@@ -58,7 +58,7 @@ def _fill(model: Any, batch: Batch, iterations: int) -> Filled:
         worst = log_probs.masked_fill(~free, torch.inf).argsort(dim=1, stable=True)[:, : int(hidden.max())]
         valid = torch.arange(worst.shape[1], device=free.device) < hidden.unsqueeze(1)
         worst = torch.where(valid, worst, worst[:, :1])
-        scores = energies.scores_at(model, batch, tokens, number, worst, valid, len(batch))
+        scores = masked_copies.scores_at(model, batch, tokens, number, worst, valid, len(batch))
         kept = energies.allowed(batch.symbols, scores.shape[-1], scores.device)
         log_prob, best = widened(scores).masked_fill(~kept, -torch.inf).log_softmax(dim=-1).max(dim=-1)
         tokens = tokens.scatter(1, worst, torch.where(valid, best, best[:, :1]))
@@ -66,7 +66,7 @@ def _fill(model: Any, batch: Batch, iterations: int) -> Filled:
     return Filled(tokens, log_probs)
 
 
-def warm_start(model: Any, batch: Batch, chains: int = 1, rows: int = ROWS) -> Tensor:
+def warm_start(model: Any, batch: Batch, chains: int = 1, rows: int = COPIES) -> Tensor:
     """Return the most probable tokens while all are masked (Goyal 2021, Algorithm 4, line 3): [B·chains,T]."""
     with evaluation_mode(model):
         return fill(model, batch, 1, rows).tokens.repeat_interleave(chains, dim=0)
@@ -113,14 +113,14 @@ class MaskPredict(Options):
 
     iterations: Count = 10  # number of passes over each output
     lengths: Count = 1  # try this many of the most probable lengths
-    rows: Count = ROWS  # outputs in a micro-batch
+    rows: Count = COPIES  # outputs in a micro-batch
 
     def __call__(self, model: Any, batch: Batch, *, rng: torch.Generator | None = None) -> Hypotheses:
         require(model, "mask_predict", "scores")
         with evaluation_mode(model):
-            batch = energies.encode_sources(model, batch)
+            batch = masked_copies.encode_sources(model, batch)
             lengths = output_lengths(model, batch, "mask_predict", self.lengths)  # [B,N]
-            room = energies.canvas(energies.repeat_examples(batch, lengths.shape[1]), lengths.flatten())
+            room = energies.canvas(masked_copies.repeat_examples(batch, lengths.shape[1]), lengths.flatten())
             filled = fill(model, room, self.iterations, self.rows)
         log_probs = filled.log_probs.sum(dim=1)
         scores = (log_probs / lengths.flatten().clamp(min=1)).view_as(lengths)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unforced.energy import energies
+from unforced.energy import energies, masked_copies
 from unforced.energy.energies import Kind, Terms
 from unforced.energy.samplers import Proposals, Proposed, Turn, Walk, energy_of
 from unforced.errors import InputError
@@ -58,7 +58,7 @@ class MetropolisWalk(Walk):
     options: MetropolisHastings
 
     def measure(self, tokens: Tensor) -> Terms:
-        found = self.terms(energies.example_of_row(self.batch, tokens), tokens, None)
+        found = self.terms(masked_copies.example_of_row(self.batch, tokens), tokens, None)
         if not bool(found.values.isfinite().all()):
             raise InputError("the model returned NaN or infinite scores for the tokens of a chain")
         return found
@@ -85,7 +85,7 @@ class MetropolisWalk(Walk):
     def drawn_terms(self, scores: Tensor, drawn: Tensor) -> Tensor:
         if drawn.shape[1] > 1:
             return super().drawn_terms(scores, drawn)
-        return energies.pick(scores, drawn, self.options.energy, self.batch.symbols)
+        return energies.token_terms(scores, drawn, self.options.energy, self.batch.symbols)
 
     def finish_sweep(self, state: ChainState) -> ChainState:
         return self.with_terms(state) if int(state.sweep) <= self.options.forced else state
@@ -98,7 +98,7 @@ class MetropolisWalk(Walk):
         if not len(todo):
             return log_ratio, old
         turn, proposed = Turn(*(leaf[todo] for leaf in turn)), Proposed(*(leaf[todo] for leaf in proposed))
-        example = energies.example_of_row(self.batch, state.tokens)[turn.rows]
+        example = masked_copies.example_of_row(self.batch, state.tokens)[turn.rows]
         where = self.free[example]
         if turn.positions.shape[1] == 1:
             where = where.scatter(1, turn.positions, False)

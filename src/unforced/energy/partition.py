@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from unforced.energy import energies
+from unforced.energy import energies, masked_copies
 from unforced.energy.energies import Kind
 from unforced.energy.factored import CELLS, factored_energies, factored_terms, shares_contexts
 from unforced.errors import InputError
@@ -85,7 +85,7 @@ def log_partition_with_gradient(
 
     The backward pass computes energies again, part by part, so that ``rows`` bounds the memory.
     """
-    batch = energies.encode_sources(model, batch)
+    batch = masked_copies.encode_sources(model, batch)
     ids = allowed_ids(model, batch)
     spaces = spaces_of(batch, ids)
     values, where = [], []
@@ -177,7 +177,7 @@ def spaces_of(batch: Batch, ids: Tensor) -> list[Space]:
     if not bool(batch.mask.any(dim=1).all()):
         raise InputError("log Z needs the length of each example, but an example has no positions")
     spaces = []
-    for gold, variable, size in zip(batch.gold, energies.variables(batch), energies.extents(batch).tolist()):
+    for gold, variable, size in zip(batch.gold, energies.variables(batch), masked_copies.extents(batch).tolist()):
         flags = variable[:size].tolist()
         choices = tuple(ids if flag else gold[t : t + 1] for t, flag in enumerate(flags))
         spaces.append(Space(choices, tuple(flags)))
@@ -225,7 +225,7 @@ def energies_in_parts(
     ``sequences(start, stop)`` returns the tokens of some sequences and the number of the example of each.
     """
     check_value("rows", Count, rows)
-    batch = energies.encode_sources(model, batch)
+    batch = masked_copies.encode_sources(model, batch)
     at_once = rows
     if not isinstance(model, SupportsConditionals):
         at_once = max(1, rows // max(1, int(energies.variables(batch).sum(dim=1).max())))

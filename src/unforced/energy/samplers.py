@@ -19,9 +19,11 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from unforced.energy import energies
-from unforced.energy.energies import ROWS, Terms
+from unforced.energy import energies, masked_copies
+from unforced.energy.energies import Terms
+from unforced.energy.masked_copies import COPIES
 from unforced.errors import InputError
+from unforced.models.masked import rows_per_example
 from unforced.models.modes import evaluation_mode
 from unforced.ops import random_streams
 from unforced.ops.masks import widened
@@ -73,7 +75,7 @@ class Proposals(Options):
     temperature: Positive = 1.0  # of the proposals
     nucleus: PositiveFraction | None = None  # draw from the most probable tokens with this total probability; none: all
     order: Order = "random"  # in which a sweep visits positions
-    rows: Count = ROWS  # masked copies in a micro-batch
+    rows: Count = COPIES  # masked copies in a micro-batch
 
     def block_size(self, sweep: int) -> int:
         """Return the number of positions that are masked together in sweep 0, 1, …"""
@@ -136,7 +138,7 @@ class Walk(ABC):
         require(model, type(options).__name__, "scores")
         self.options, self.model = options, model
         with evaluation_mode(model):
-            self.batch = energies.encode_sources(model, batch)
+            self.batch = masked_copies.encode_sources(model, batch)
         self.free = energies.variables(batch)  # [B,T]
 
     @abstractmethod
@@ -152,7 +154,7 @@ class Walk(ABC):
 
     def init(self, tokens: Tensor) -> ChainState:
         """Start chains from tokens [R,T]; positions that are no variables are those of the batch."""
-        k = energies.rows_per_example(self.batch, tokens)
+        k = rows_per_example(self.batch, tokens)
         free, gold = (leaf.repeat_interleave(k, dim=0) for leaf in (self.free, self.batch.gold))
         tokens = torch.where(free, tokens, gold)
         special = torch.tensor(energies.special_ids(self.batch.symbols), dtype=torch.long, device=tokens.device)
@@ -172,7 +174,7 @@ class Walk(ABC):
 
     def start_sweep(self, rng: torch.Generator, state: ChainState) -> ChainState:
         """Draw a seed from the generator, and from it the order of visits."""
-        k = energies.rows_per_example(self.batch, state.tokens)
+        k = rows_per_example(self.batch, state.tokens)
         chain = torch.arange(k, device=state.tokens.device)
         keys = random_streams.branch(random_streams.keys(self.batch, rng).unsqueeze(1), chain).flatten()
         order = self.options.visits(self.free_of(state), random_streams.branch(keys, 0))
@@ -254,8 +256,11 @@ class Walk(ABC):
                 where = turn.rows[numbers].unsqueeze(1), turn.positions[numbers]
                 yield numbers, self.model.score(state.features[where])
             return
-        example, batching = energies.example_of_row(self.batch, state.tokens), partial(energies.even_batches, rows=rows)
-        for numbers, scores, _ in energies.score_copies(
+        example, batching = (
+            masked_copies.example_of_row(self.batch, state.tokens),
+            partial(masked_copies.even_batches, rows=rows),
+        )
+        for numbers, scores, _ in masked_copies.score_copies(
             self.model, self.batch, example, state.tokens, turn.rows, turn.positions, batching
         ):
             yield numbers, scores
@@ -293,7 +298,7 @@ class Walk(ABC):
 
     def free_of(self, state: ChainState) -> Tensor:
         """Return the variables of each chain: [R,T] bool."""
-        return self.free.repeat_interleave(energies.rows_per_example(self.batch, state.tokens), dim=0)
+        return self.free.repeat_interleave(rows_per_example(self.batch, state.tokens), dim=0)
 
 
 def energy_of(terms: Tensor) -> Tensor:

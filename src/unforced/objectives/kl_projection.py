@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from unforced.energy import energies
+from unforced.energy import energies, masked_copies
 from unforced.energy.partition import true_conditionals
 from unforced.errors import InputError
 from unforced.models.modes import evaluation_mode
@@ -72,5 +72,5 @@ class KLProjection(EnergyObjective):
 def free_conditionals(model: MaskedModel, batch: Batch, where: Tensor, rows: int) -> Tensor:
     """Return log p_mlm(y_i = w | y\\i) [N,V], the softmax of the scores, each of the N positions ``where`` masked alone."""
     example, position = where.nonzero(as_tuple=True)
-    scores = energies.scores_at(model, batch, batch.gold, example, position.unsqueeze(1), rows=rows).squeeze(1)
+    scores = masked_copies.scores_at(model, batch, batch.gold, example, position.unsqueeze(1), rows=rows).squeeze(1)
     return torch.log_softmax(allowed_scores(scores, batch), dim=1)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unforced.energy import energies
+from unforced.energy import energies, masked_copies
 from unforced.energy.partition import ROWS
 from unforced.errors import InputError
 from unforced.ops import random_streams
@@ -29,7 +29,7 @@ class MaskedObjective(Options, ABC):
 
     def __call__(self, model: MaskedModel, batch: Batch, *, progress: Progress, rng: torch.Generator) -> Loss:
         require(model, type(self).__name__, "scores")
-        encoded = energies.encode_sources(model, batch)
+        encoded = masked_copies.encode_sources(model, batch)
         loss, shares = self.sequence_loss(model, encoded, batch, rng)
         return add_length_loss(model, encoded, loss, shares, self.length_weight)
 
