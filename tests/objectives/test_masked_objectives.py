@@ -15,7 +15,7 @@ from scipy.stats import chisquare
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from unforced.energy import energies, partition
+from unforced.energy import energies, masked_copies, partition
 from unforced.energy.factored import shares_contexts
 from unforced.energy.partition import log_partition, true_conditionals
 from unforced.errors import InputError
