@@ -1,4 +1,4 @@
-"""A grid of settings: every combination is trained once, and the table goes from the best development score to the worst."""
+"""tools/grid.py: train every combination of settings once, and rank them by development scores."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -72,7 +72,7 @@ def test_every_combination_is_trained_once(recipe: Path, tmp_path: Path, tool: C
     assert [(folder.path / "finished.json").stat().st_mtime_ns for folder in folders] == finished
 
 
-def test_what_it_builds_on_must_be_there(
+def test_needed_runs_must_exist(
     recipe: Path, tmp_path: Path, tool: Callable[..., Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert tool("grid", recipe, "continued", tmp_path / "runs", "--try", "training.steps", "1").main() == 2

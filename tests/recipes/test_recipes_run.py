@@ -1,4 +1,4 @@
-"""Every built-in recipe runs: two updates, a validation and an evaluation of a few examples."""
+"""Every built-in recipe trains for two updates, validates and evaluates a few examples."""
 
 import os
 import random
@@ -11,7 +11,7 @@ import unforced
 from unforced.recipes.recipe import builtin, load
 from unforced.tasks.datasets import available
 
-FAST = {  # the others read large data
+FAST = {  # the others need large data sets
     *("pairs", "tagging", "language", "palindromes", "hmm"),
     *("energy_palindromes", "energy_hmm", "energy_hmm_high"),
 }
@@ -20,7 +20,7 @@ SIZES = {"hidden": 16, "embedding": 16, "width": 16, "feedforward": 16}
 
 
 def own_files(folder: Path) -> dict[str, str]:
-    """Small files for the recipes of a user's own data."""
+    """Write small files for the recipes that need data files."""
     rng = random.Random(0)
     lines = [[rng.choice("abcdefgh") for _ in range(rng.randint(2, 6))] for _ in range(100)]
     contents = {
@@ -53,4 +53,4 @@ def test_recipe_runs(name: str, tmp_path: Path) -> None:
     words += ["training.steps=2", "training.warmup=1", "training.dev_examples=4", "training.patience=none"]
     run = unforced.train(name, *words, run=tmp_path / "run", quiet=True)
     scores = unforced.evaluate(run, "test", recipe.training.validate, quiet=True)
-    assert scores[recipe.training.validate], "every task judges models by something"
+    assert scores[recipe.training.validate], "no metric"
