@@ -3,7 +3,6 @@
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -14,7 +13,7 @@ from unforced.objectives.scheduled_sampling import ScheduledSampling
 from unforced.objectives.schedules import InverseSigmoid, Linear, Rise
 from unforced.recipes.recipe import load
 from unforced.reports import discontinuity, schedules
-from unforced.reports.figures import Change, change_figure, changes, inline_changes, oklab, palette
+from unforced.reports.figures import Change, change_figure, changes, inline_changes
 from unforced.training.options import Training
 
 ACCURACY = Measure("accuracy", True, "")
@@ -53,22 +52,6 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "toy"
 
 
-@pytest.mark.parametrize("dark", [False, True])
-def test_colours_can_be_told_apart(dark: bool) -> None:
-    """Any two of twenty are farther from each other than two of the eight chosen by hand."""
-    colours = palette(20, dark)
-    assert colours[:8] == palette(8, dark)
-    places = oklab(np.array([[int(colour[i : i + 2], 16) for i in (1, 3, 5)] for colour in colours]))
-    distances = np.linalg.norm(places[:, None] - places[None], axis=2) + np.eye(20)
-    assert distances[8:].min() > 0.9 * distances[:8, :8].min()
-
-
-def test_oklab_agrees_with_its_definition() -> None:
-    """White, and the red of the paper's table."""
-    found = oklab(np.array([[255, 255, 255], [255, 0, 0]]))
-    np.testing.assert_allclose(found, [[1, 0, 0], [0.628, 0.225, 0.126]], atol=2e-3)
-
-
 def test_points_intervals_and_numbers_are_those_of_the_table() -> None:
     found = changes(COMPARISON, ACCURACY)
     assert found == [Change("new", "greedy", 2.0, 1.0, 3.0), Change("new", "beam", 1.0, -1.0, 3.0)]
@@ -90,8 +73,8 @@ def test_the_page_has_the_changes_in_its_colours() -> None:
     assert svg is not None
     assert svg.startswith('<svg role="img" aria-label="change of accuracy against plain"')
     assert "var(--line-1)" in svg
-    assert inline_changes(replace(COMPARISON, measures=()), ["plain", "new"], "s0") is None
-    assert inline_changes(replace(COMPARISON, rows=COMPARISON.rows[:2]), ["plain"], "s0") is None
+    assert inline_changes(replace(COMPARISON, measures=()), ["plain", "new"], "s0") == ""
+    assert inline_changes(replace(COMPARISON, rows=COMPARISON.rows[:2]), ["plain"], "s0") == ""
 
 
 def test_the_command_draws_changes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,9 +94,8 @@ def test_the_command_draws_changes(folder: Path, capsys: pytest.CaptureFixture[s
         (["plot", "changes", "nowhere"], "nowhere holds no comparison"),
         (["plot", "changes", "toy", "--metric", "bleu"], "no metric bleu; it has accuracy, error"),
         (["plot", "changes", "toy", "-o", "x.gif"], "must end in .svg, .png, .pdf"),
-        (["plot", "changes", "toy", "-o", "toy.svg"], "toy.svg is a folder"),
         (["plot", "changes", "early"], "no changes yet"),
-        (["plot", "discontinuity", "-o", "nowhere/x.svg"], "there is no folder nowhere"),
+        (["plot", "discontinuity", "-o", "x.jpg"], "must end in .svg, .png, .pdf"),
         (["show", "multi30k", "--plot", "x.svg"], "no variant of multi30k has a schedule to plot"),
     ],
 )
@@ -121,7 +103,6 @@ def test_refusals(
     words: list[str], message: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(folder.parent)
-    Path("toy.svg").mkdir()
     Path("early").mkdir()
     Path("early/comparison.json").write_text(replace(COMPARISON, rows=COMPARISON.rows[:2]).to_json())
     assert main(words) == 2

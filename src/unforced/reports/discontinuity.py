@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from unforced.models.lstm import LSTM
 from unforced.objectives.cross_entropy import CrossEntropy
 from unforced.objectives.scheduled_sampling import ScheduledSampling
-from unforced.reports.figures import Line, Panel, check_picture, draw_panels
+from unforced.reports.figures import Line, Panel, check_format, draw_panels
 from unforced.tasks.synthetic import Palindromes
 from unforced.types import Batch, Progress
 
@@ -23,7 +23,7 @@ def plot_discontinuity(path: Path, *, points: int = 601, seed: int = 6) -> Path:
     random direction. The hard loss jumps where an argmax changes. The relaxed losses are continuous, and approach the
     hard one as α grows.
     """
-    check_picture(path)
+    check_format(path)
     model, batch = train_small_lstm(seed)
     origin = nn.utils.parameters_to_vector(model.parameters()).detach()
     direction = random_direction(model, seed)

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from unforced.experiments.comparison import Measure
+from unforced.experiments.comparison import Comparison
 from unforced.experiments.runs import Run
 from unforced.experiments.statistics import best_seed, decoders
 
@@ -37,7 +37,6 @@ class VariantOutput(NamedTuple):
 class TextExample(NamedTuple):
     """One example with the outputs of all variants."""
 
-    number: int
     source: str
     image: str | None  # the source as a data URI if it is an image
     answers: list[str]
@@ -60,15 +59,15 @@ class Gallery(NamedTuple):
     sheets: list[ImageSheet]
 
 
-def galleries(runs: Sequence[Run], variants: Sequence[str], split: str, measure: Measure | None) -> list[Gallery]:
+def galleries(runs: Sequence[Run], variants: Sequence[str], comparison: Comparison) -> list[Gallery]:
     """Return a gallery for each decoder, from the run of each variant with the best development score."""
-    found = []
-    for decoder in decoders(runs, split) if measure else ():
+    found, split = [], comparison.split
+    for decoder in decoders(runs, split):
         chosen = {}
         for variant in variants:
             scored = [run for run in runs if run.label == variant and (split, decoder) in run.scores]
-            if scored and measure:
-                chosen[variant] = best_seed(scored, decoder, measure) or scored[0]
+            if scored:
+                chosen[variant] = best_seed(scored, decoder, comparison.measures[0]) or scored[0]
         found.append(_gallery(decoder, chosen, split))
     return found
 
@@ -83,18 +82,14 @@ def _gallery(decoder: str, chosen: dict[str, Run], split: str) -> Gallery:
     texts = []
     for i in pick_examples(list(zip(*outputs.values())), DIFFERING, RANDOM):
         image = read_image(sources[i])
-        references = [shorten(answer) for answer in answers[i]]
-        marked = [
-            VariantOutput(
-                variant,
-                texts_of[i] in answers[i],
-                mark(shorten(texts_of[i]), references),
-                separator(shorten(texts_of[i]), *references),
-            )
-            for variant, texts_of in outputs.items()
-        ]
         uri = None if image is None else data_uri(tile([image], 1, float(image.max())))
-        texts.append(TextExample(i, shorten(sources[i]), uri, references, marked))
+        references = [shorten(answer) for answer in answers[i]]
+        marked = []
+        for variant, column in outputs.items():
+            output = shorten(column[i])
+            pieces = mark(output, references)
+            marked.append(VariantOutput(variant, column[i] in answers[i], pieces, separator(output, *references)))
+        texts.append(TextExample(shorten(sources[i]), uri, references, marked))
     return Gallery(decoder, seeds, texts, [])
 
 
@@ -148,21 +143,19 @@ def shorten(text: str) -> str:
 def read_image(text: str) -> np.ndarray | None:
     """Return [H,W] or [H,W,3] numbers if the text is a JSON array of such a shape; channels may also come first.
 
-    >>> read_image("[[0, 1], [2, 3]]").shape, read_image("[1, 2]"), read_image("K AE T")
+    >>> read_image("[[0, 1], [2, 3]]").shape, read_image("[1, 2]"), read_image("[[K AE T")
     ((2, 2), None, None)
     """
     if not text.startswith("[["):
         return None
     try:
-        array = np.asarray(json.loads(text), dtype=np.float64)
+        image = np.array(json.loads(text), dtype=np.float64)
     except (ValueError, TypeError):
         return None
-    if array.ndim == 3 and array.shape[0] in (1, 3) and array.shape[2] not in (1, 3):
-        array = np.moveaxis(array, 0, 2)
-    if array.ndim == 3 and array.shape[2] == 1:
-        array = array[:, :, 0]
-    fits = array.ndim == 2 or (array.ndim == 3 and array.shape[2] == 3)
-    return array if fits and array.size and np.isfinite(array).all() else None
+    if image.ndim == 3 and len(image) in (1, 3) and image.shape[2] not in (1, 3):
+        image = np.moveaxis(image, 0, 2)
+    image = image.squeeze(2) if image.shape[2:] == (1,) else image
+    return image if image.size and (image.ndim == 2 or image.shape[2:] == (3,)) else None
 
 
 def tile(images: Sequence[np.ndarray], columns: int, top: float) -> np.ndarray:
@@ -191,7 +184,7 @@ def data_uri(pixels: np.ndarray) -> str:
 
 
 def _sheets(outputs: dict[str, list[str]], answers: Sequence[Sequence[str]]) -> list[ImageSheet]:
-    """A sheet of the first outputs of each variant and of the references; nothing if they are not all images."""
+    """Return a sheet of the references and of the first outputs of each variant; nothing unless these are images."""
     images = {label: [read_image(text) for text in texts[:IMAGES]] for label, texts in outputs.items()}
     shapes = {None if image is None else image.shape for column in images.values() for image in column}
     if None in shapes or len(shapes) != 1:

@@ -1,7 +1,7 @@
 """Figures for files and for pages; equal figures give equal bytes."""
 
+import colorsys
 import io
-import os
 import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -13,72 +13,47 @@ import numpy as np
 
 from unforced.errors import InputError
 from unforced.experiments.comparison import Comparison, Measure, read_comparison
+from unforced.training.run_folder import replace_bytes
 
 FORMATS = (".svg", ".png", ".pdf")
 PALETTE = ("#0072b2", "#b25000", "#007a5a", "#aa3377", "#7a6a00", "#4b3fae", "#00707f", "#8c2a4b")
 DARK_PALETTE = ("#62b5ec", "#f2914f", "#3fcaa0", "#e68cc2", "#d8c64e", "#ada4f7", "#6fd2de", "#ea7f9c")
 
-# Inline figures are drawn in these colours, which the page replaces by its own
+# Inline figures are drawn in these colours; the page replaces them with its own
 INK = "#010203"
 PLACEHOLDER = "#0405{:02x}"
 
 
 def palette(count: int, dark: bool = False) -> list[str]:
-    """Return that many colours to tell apart, on a light or dark background.
-
-    After those of the palette, each colour is the one farthest from all before it, in the Oklab space.
+    """Return that many different colours for a light or dark background.
 
     >>> len(set(palette(30)))
     30
     """
     chosen = list(DARK_PALETTE if dark else PALETTE)[:count]
-    if count <= len(PALETTE):
-        return chosen
-    levels = range(0, 256, 15)
-    candidates = np.array([(r, g, b) for r in levels for g in levels for b in levels])
-    lightness = oklab(candidates)[:, 0]
-    low, high = (0.68, 0.9) if dark else (0.38, 0.62)
-    candidates = candidates[(lightness > low) & (lightness < high)]
-    places = oklab(candidates)
-    nearest = np.full(len(places), np.inf)
-    for i in range(count):
-        if i >= len(chosen):
-            chosen.append("#{:02x}{:02x}{:02x}".format(*candidates[int(nearest.argmax())]))
-        own = oklab(np.array([[int(chosen[i][j : j + 2], 16) for j in (1, 3, 5)]]))
-        nearest = np.minimum(nearest, np.linalg.norm(places - own, axis=1))
+    for i in range(len(chosen), count):  # other hues, at steps of the golden ratio
+        rgb = colorsys.hls_to_rgb(0.618 * i % 1, (0.35 + 0.3 * dark) + 0.1 * (i % 2), 0.6)
+        chosen.append("#{:02x}{:02x}{:02x}".format(*(round(255 * part) for part in rgb)))
     return chosen
-
-
-def oklab(rgb: np.ndarray) -> np.ndarray:
-    """Return [N,3] lightness and hues of [N,3] sRGB bytes; distances are as the eye sees them (Ottosson, 2020)."""
-    linear = np.where(rgb <= 10.3, rgb / 255 / 12.92, ((rgb / 255 + 0.055) / 1.055) ** 2.4)
-    cones = [[0.4122, 0.5363, 0.0514], [0.2119, 0.6807, 0.1074], [0.0883, 0.2817, 0.6300]]
-    mixed = [[0.2105, 0.7936, -0.0041], [1.9780, -2.4286, 0.4506], [0.0259, 0.7828, -0.8087]]
-    found: np.ndarray = np.cbrt(linear @ np.array(cones).T) @ np.array(mixed).T
-    return found
 
 
 # Saving
 
 
-def check_picture(path: Path) -> None:
-    """Raise `InputError` if no picture can be written to this path."""
+def check_format(path: Path) -> None:
+    """Raise `InputError` if the path has no ending of a picture."""
     if path.suffix.lower() not in FORMATS:
         raise InputError(f"{path}: the name of a picture must end in {', '.join(FORMATS)}")
-    if not path.parent.is_dir():
-        raise InputError(f"{path}: there is no folder {path.parent}")
-    if path.is_dir():
-        raise InputError(f"{path} is a folder")
 
 
 def save_figure(draw: Callable[[], Any], path: Path) -> Path:
     """Write the matplotlib figure that ``draw`` returns, in the format of the path's ending."""
-    check_picture(path)
-    unfinished = path.with_name(f".{path.name}.part")
+    check_format(path)
     kind = path.suffix.lower().lstrip(".")
     dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
-    _write(draw, unfinished, {}, format=kind, dpi=150, metadata=dates.get(kind))
-    os.replace(unfinished, path)
+    file = io.BytesIO()
+    _write(draw, file, {}, format=kind, dpi=150, metadata=dates.get(kind))
+    replace_bytes(path, file.getvalue())
     return path
 
 
@@ -87,7 +62,7 @@ def inline_figure(draw: Callable[[], Any], name: str, label: str) -> str:
 
     Args:
         name: Begins the ids of the element, which must be unique in a page.
-        label: Describes the figure to readers who don't see it.
+        label: The text for screen readers.
     """
     from html import escape
 
@@ -122,7 +97,7 @@ def _write(draw: Callable[[], Any], file: Any, style: Mapping[str, Any], **optio
 
 
 class Line(NamedTuple):
-    """One line; ``label`` stands in the legend."""
+    """One line; ``label`` is shown in the legend."""
 
     label: str
     x: Sequence[float]
@@ -198,17 +173,15 @@ def plot_changes(folder: Path, path: Path | None = None, *, metric: str | None =
         path: The picture; ``changes.svg`` in the folder by default.
         metric: The first of the comparison by default.
     """
-    if path is not None:
-        check_picture(path)
     if not (folder / "comparison.json").is_file():
         raise InputError(f"{folder} holds no comparison; name a folder that `unforced compare` has written")
     comparison = read_comparison(folder / "comparison.json")
     measures = {measure.name: measure for measure in comparison.measures}
-    if metric is not None and metric not in measures:
+    measure = measures.get(metric or next(iter(measures)))
+    if measure is None:
         raise InputError(f"{folder} has no metric {metric}; it has {', '.join(measures)}")
-    measure = measures.get(metric or next(iter(measures), ""))
-    found = changes(comparison, measure) if measure else []
-    if measure is None or not found:
+    found = changes(comparison, measure)
+    if not found:
         raise InputError(f"{folder} has no changes yet; they are computed when all runs have ended")
     variants = list(dict.fromkeys(change.variant for change in found))
     colours = dict(zip(variants, palette(len(variants))))
@@ -216,11 +189,11 @@ def plot_changes(folder: Path, path: Path | None = None, *, metric: str | None =
     return save_figure(lambda: change_figure(found, comparison, measure, colours, "black"), path)
 
 
-def inline_changes(comparison: Comparison, variants: Sequence[str], name: str) -> str | None:
-    """Return the changes by the first metric as an ``<svg>`` element; None without changes."""
-    measure = comparison.measures[0] if comparison.measures else None
-    if measure is None or not (found := changes(comparison, measure)):
-        return None
+def inline_changes(comparison: Comparison, variants: Sequence[str], name: str) -> str:
+    """Return the changes by the first metric as an ``<svg>`` element; an empty text without changes."""
+    if not comparison.measures or not (found := changes(comparison, comparison.measures[0])):
+        return ""
+    measure = comparison.measures[0]
     colours = {variant: PLACEHOLDER.format(i) for i, variant in enumerate(variants)}
     label = f"change of {measure.name} against {comparison.baseline}"
     return inline_figure(lambda: change_figure(found, comparison, measure, colours, INK), name, label)
@@ -286,8 +259,8 @@ def change_figure(
 
 # Learning curves: a thin line for each run, a thick one for the mean of a variant
 
-LETTER = 6.6  # points that a letter of a label takes, about
-LABEL_LETTERS = 34  # that fit beside the vertical axis
+LETTER = 6.0  # width of a letter of a label in points, about
+LABEL_LETTERS = 34  # that fit along the vertical axis
 DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (5, 2, 1, 2)))  # change after each round of the palette
 
 
@@ -356,8 +329,8 @@ def separate(heights: Sequence[float], gap: float) -> list[float]:
     [0.5, 0.6, 0.1]
     """
     order = sorted(range(len(heights)), key=lambda i: heights[i])
-    placed = list(heights)
+    moved = list(heights)
     for below, above in pairwise(order):
-        placed[above] = max(placed[above], placed[below] + gap)
-    excess = max(placed[order[-1]] - 1.0, 0.0) if order else 0.0
-    return [height - excess for height in placed]
+        moved[above] = max(moved[above], moved[below] + gap)
+    excess = max([0.0, *(height - 1.0 for height in moved)])
+    return [height - excess for height in moved]

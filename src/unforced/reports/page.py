@@ -12,11 +12,19 @@ from unforced.experiments.statistics import summarize
 from unforced.recipes.recipe import flatten
 from unforced.reports.examples import galleries
 from unforced.reports.figures import Curve, inline_changes, inline_curves, palette
-from unforced.reports.tables import comparison_markdown, comparison_notes, comparison_tables, decimals, number
+from unforced.reports.tables import (
+    DASH,
+    TextTable,
+    comparison_markdown,
+    comparison_notes,
+    comparison_tables,
+    decimals,
+    minutes,
+    number,
+)
 from unforced.training.run_folder import replace_bytes
 
-AXES = ("kind", "step", "epoch")  # keys of an event that are not measured
-NOT_LISTED = (*AXES, "loss", "nll", "learning_rate", "tokens", "seconds")  # drawn, or not about the method
+NOT_LISTED = ("kind", "step", "epoch", "loss", "nll", "learning_rate", "tokens", "seconds")  # keys of an event
 UNCHANGING = ("name", "description", "seeds", "baseline", "variants")  # keys of a recipe that don't affect a run
 
 Section = tuple[Comparison, Sequence[Run]]
@@ -27,19 +35,20 @@ def write_report(paths: Sequence[Path], output: Path) -> Path:
 
     The page is one file that loads nothing from elsewhere. The same folders give the same bytes.
     """
-    if output.suffix not in (".html", ".htm", ".md"):
+    if output.suffix not in (".html", ".md"):
         raise InputError(f"{output}: the name of a report must end in .html, or in .md for the tables alone")
     own = (b'<meta name="generator" content="unforced">', b"| variant | decoder |")
     if output.is_file() and output.stat().st_size and not any(mark in output.read_bytes() for mark in own):
         raise InputError(f"{output} exists and is not a report; choose another name or remove it")
     sections = [_read(group) for group in _groups(paths)]
-    if output.suffix != ".md":
-        replace_bytes(output, render(sections).encode())
-        return output
-    for (comparison, _), group in zip(sections, _groups(paths)):
-        if not comparison.rows:
-            raise InputError(f"{group[0]} has no scores yet, so there are no tables; run `unforced evaluate`")
-    replace_bytes(output, "\n".join(comparison_markdown(comparison) for comparison, _ in sections).encode())
+    if output.suffix == ".html":
+        text = render(sections)
+    else:
+        for comparison, runs in sections:
+            if not comparison.rows:
+                raise InputError(f"{runs[0].path} has no scores yet, so there are no tables; run `unforced evaluate`")
+        text = "\n".join(comparison_markdown(comparison) for comparison, _ in sections)
+    replace_bytes(output, text.encode())
     return output
 
 
@@ -51,7 +60,7 @@ def write_comparison_page(folder: Path, comparison: Comparison, runs: Sequence[R
 
 
 def _groups(paths: Sequence[Path]) -> list[list[Path]]:
-    """The paths of each section: several comparisons have a section each, all other paths share one."""
+    """Return the paths of each section: several comparisons have one each, all other paths share one."""
     comparisons = [path for path in paths if (path / "comparison.json").is_file()]
     if len(comparisons) < 2:
         return [list(paths)]
@@ -96,25 +105,23 @@ def render(sections: Sequence[Section]) -> str:
 
 
 def _contents(comparison: Comparison, runs: Sequence[Run], *, prefix: str) -> dict[str, Any]:
-    """What the template of a section shows; ``prefix`` begins the ids of its figures."""
+    """Return the variables of the template of a section; ``prefix`` begins the ids of its figures."""
     from markupsafe import Markup
 
     variants = list(dict.fromkeys(run.label for run in runs))
-    measure = comparison.measures[0] if comparison.measures else None
-    changes = inline_changes(comparison, variants, f"{prefix}changes")
     return {
         "comparison": comparison,
-        "changes": changes and Markup(changes),
+        "changes": Markup(inline_changes(comparison, variants, f"{prefix}changes")),
         "tables": comparison_tables(comparison),
         "notes": comparison_notes(comparison),
         "variants": variants,
         "colours": {variant: i for i, variant in enumerate(variants)},
-        "differences": _differences(runs, variants),
+        "settings": differing_settings(runs, variants),
         "curves": [Markup(svg) for svg in learning_curves(runs, variants, prefix)],
-        "measured": objective_metrics(runs, variants),
+        "logged": objective_metrics(runs, variants),
         "by_length": [(decoder, Markup(svg)) for decoder, svg in _length_curves(comparison, variants, prefix)],
-        "galleries": galleries(runs, variants, comparison.split, measure),
-        "runs": [_run_line(run, comparison) for run in runs],
+        "galleries": galleries(runs, variants, comparison),
+        "runs": _run_table(runs, comparison),
         "recipes": {run.label: run.recipe_text for run in reversed(runs)},
         "versions": _versions(runs),
         "data": _data(runs),
@@ -127,14 +134,13 @@ def learning_curves(runs: Sequence[Run], variants: Sequence[str], prefix: str = 
     def curves(kind: str, key: str) -> list[Curve]:
         found = []
         for run in runs:
-            events = [e for e in run.events if e["kind"] == kind and isinstance(e.get(key), int | float)]
-            found.append(Curve(run.label, [e["step"] for e in events], [float(e[key]) for e in events]))
+            events = [event for event in run.events if event["kind"] == kind and event.get(key) is not None]
+            found.append(Curve(run.label, [event["step"] for event in events], [event[key] for event in events]))
         return found
 
     comparable = all("nll" in event for run in runs for event in run.train)
     loss = ("nll", "training NLL per token") if comparable else ("loss", "training loss (of each method)")
-    measured = [key for run in runs for event in run.dev for key in event if key not in AXES]
-    metric = next((run.best["metric"] for run in runs if run.best), measured[0] if measured else "")
+    metric = next((run.best["metric"] for run in runs if run.best), "")
     figures = []
     for kind, (key, label), name in [("train", loss, "loss"), ("dev", (metric, f"development {metric}"), "dev")]:
         found = curves(kind, key)
@@ -143,21 +149,20 @@ def learning_curves(runs: Sequence[Run], variants: Sequence[str], prefix: str = 
     return figures
 
 
-def objective_metrics(runs: Sequence[Run], variants: Sequence[str]) -> tuple[list[str], list[list[str]]] | None:
-    """Return what the objectives logged last: names, and a row of means over seeds for each variant."""
+def objective_metrics(runs: Sequence[Run], variants: Sequence[str]) -> TextTable:
+    """Return the last metrics that the objectives logged, as means over the seeds of each variant."""
     last = [(run.label, run.train[-1]) for run in runs if run.train]
     keys = list(dict.fromkeys(key for _, event in last for key in event if key not in NOT_LISTED))
     rows = []
     for variant in variants:
-        mine = [event for label, event in last if label == variant]
-        found = [[event[key] for event in mine if isinstance(event.get(key), int | float)] for key in keys]
-        rows.append([variant, *(f"{sum(values) / len(values):.4g}" if values else "–" for values in found)])
-    return (keys, rows) if keys else None
+        values = [[event[key] for label, event in last if label == variant and key in event] for key in keys]
+        rows.append((variant, *(f"{sum(each) / len(each):.4g}" if each else DASH for each in values)))
+    return TextTable("", ("variant", *keys), tuple(rows) if keys else (), (False, *(True for _ in keys)))
 
 
 def _length_curves(comparison: Comparison, variants: Sequence[str], prefix: str) -> list[tuple[str, str]]:
-    """The first metric by length, a figure for each decoder."""
-    if not comparison.lengths or not comparison.measures:
+    """Return a figure of the first metric by length for each decoder."""
+    if not comparison.lengths:
         return []
     measure = comparison.measures[0].name
     middles = [(each.low + each.high) / 2 for each in comparison.lengths]
@@ -173,35 +178,39 @@ def _length_curves(comparison: Comparison, variants: Sequence[str], prefix: str)
     return figures
 
 
-def _differences(runs: Sequence[Run], variants: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """The settings that differ between variants, with the value in each."""
+def differing_settings(runs: Sequence[Run], variants: Sequence[str]) -> TextTable:
+    """Return the settings that differ between variants, with a column for each variant."""
     recipes = [next(run.recipe for run in runs if run.label == variant) for variant in variants]
     tables = [flatten({key: value for key, value in each.items() if key not in UNCHANGING}) for each in recipes]
     keys = dict.fromkeys(key for table in tables for key in table)
-    texts = [(key, [_text(table[key]) if key in table else "" for table in tables]) for key in keys]
-    return [(key, values) for key, values in texts if len(set(values)) > 1]
+    rows = [(key, *(_text(table[key]) if key in table else "" for table in tables)) for key in keys]
+    differing = tuple(row for row in rows if len(set(row[1:])) > 1)
+    return TextTable("", ("setting", *variants), differing, (False,) * (1 + len(variants)))
 
 
-def _run_line(run: Run, comparison: Comparison) -> list[str]:
-    """The line of a run in the list of runs."""
+def _run_table(runs: Sequence[Run], comparison: Comparison) -> TextTable:
+    header = ("variant", "seed", "state", "updates", "minutes", "tokens/s", "best development score", "parameters")
     states = {(state.variant, state.seed): state.state for state in comparison.runs}
-    end, best = run.finished or {}, run.best
-    speed = end["tokens"] / end["seconds"] if end.get("seconds") else None
-    parameters = run.info.get("parameters")
-    return [
-        run.label,
-        str(run.seed),
-        states.get((run.label, run.seed), "finished" if run.finished else "unfinished"),
-        str(end.get("steps", run.train[-1]["step"] if run.train else 0)),
-        number(end["seconds"] / 60, 1) if end else "–",
-        number(speed, 0),
-        f"{best['metric']} {number(best['score'], decimals([best['score']]))}" if best else "–",
-        "–" if parameters is None else f"{parameters:,}",
-    ]
+    rows = []
+    for run in runs:
+        end, best, parameters = run.finished or {}, run.best, run.info.get("parameters")
+        rows.append(
+            (
+                run.label,
+                str(run.seed),
+                states[run.label, run.seed],
+                str(end.get("steps", run.train[-1]["step"] if run.train else 0)),
+                minutes(end["seconds"] / 60) if end else DASH,
+                number(end["tokens"] / end["seconds"], 0) if end.get("seconds") else DASH,
+                f"{best['metric']} {number(best['score'], decimals([best['score']]))}" if best else DASH,
+                DASH if parameters is None else f"{parameters:,}",
+            )
+        )
+    return TextTable("", header, tuple(rows), (False, True, False, True, True, True, True, True))
 
 
 def _versions(runs: Sequence[Run]) -> list[tuple[str, str]]:
-    """The versions of the software and the numbers of threads and processes, with all values."""
+    """Return the versions of software and the numbers of threads and processes, with all values over runs."""
     found: dict[str, dict[str, None]] = {}
     for run in runs:
         facts = {**run.info.get("versions", {}), **{k: run.info[k] for k in ("threads", "world") if k in run.info}}
@@ -211,7 +220,7 @@ def _versions(runs: Sequence[Run]) -> list[tuple[str, str]]:
 
 
 def _data(runs: Sequence[Run]) -> list[tuple[str, str]]:
-    """How many examples of each split were read, kept and dropped, in the first run."""
+    """Return how many examples of each split were read, kept and dropped, in the first run."""
     counts: dict[str, Any] = next((run.info["examples"] for run in runs if "examples" in run.info), {})
     return [(split, _text(count)) for split, count in counts.items()]
 

@@ -6,7 +6,7 @@ from unforced.errors import InputError
 from unforced.objectives.schedules import schedules_of
 from unforced.protocols import HasUnit, Schedule
 from unforced.recipes.recipe import Recipe
-from unforced.reports.figures import Line, Panel, check_picture, draw_panels
+from unforced.reports.figures import Line, Panel, draw_panels
 from unforced.training.options import Training
 from unforced.types import Progress
 
@@ -16,7 +16,6 @@ LONGEST = 10**6  # updates or epochs drawn if the recipe plans none
 
 def plot_schedules(recipe: Recipe, path: Path) -> Path:
     """Write a picture with a panel for each scheduled field and a line for each variant that has it."""
-    check_picture(path)
     drawn: dict[tuple[str, str], dict[Line, list[str]]] = {}
     for variant in recipe.variants:
         single = recipe.single(variant.name)

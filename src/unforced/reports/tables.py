@@ -66,6 +66,15 @@ def p_text(p: float | None) -> str:
     return "< 0.001" if p is not None and p < 0.001 else number(p, 3)
 
 
+def minutes(value: float) -> str:
+    """Return minutes as text.
+
+    >>> minutes(12.34), minutes(0.034)
+    ('12.3', '0.03')
+    """
+    return number(value, 1 if value >= 0.1 else 2)
+
+
 # Tables of a comparison
 
 
@@ -178,7 +187,7 @@ def comparison_notes(comparison: Comparison) -> tuple[str, ...]:
     for row in comparison.rows:
         if row.minutes is not None:
             threads = "" if row.threads is None else f" on {row.threads} thread{'s' if row.threads > 1 else ''}"
-            efforts[row.variant] = f"{row.variant} {number(row.minutes, 1)} minutes{threads}"
+            efforts[row.variant] = f"{row.variant} {minutes(row.minutes)} minutes{threads}"
     if efforts:
         notes.append(f"training time of a run without validation: {'; '.join(efforts.values())}.")
     notes += [f"{measure.name}: {measure.signature}." for measure in comparison.measures]

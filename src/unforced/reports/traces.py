@@ -6,15 +6,13 @@ from torch import Tensor
 
 from unforced.chains.results import PICTURE, ChainFolder, Scores, Traces
 from unforced.errors import InputError
-from unforced.reports.figures import Line, Panel, check_picture, draw_panels
+from unforced.reports.figures import Line, Panel, draw_panels
 
 MOST = 20  # chains that are drawn
 
 
 def plot_folder(folder: Path, path: Path | None = None) -> Path:
     """Plot the chains in a folder, up to the last finished sweep; into FOLDER/traces.svg if ``path`` is None."""
-    if path is not None:
-        check_picture(path)
     chains = ChainFolder(folder)
     info = chains.info()
     burn_in, where = int(info.get("burn_in", 0)), folder / PICTURE if path is None else path
@@ -27,7 +25,6 @@ def plot_traces(traces: Traces, chains: int, path: Path, *, burn_in: int = 0, sc
     There is a line for chain 1, 2, …, averaged over examples. Acceptance is the share of accepted proposals. Novel
     transitions are the share of proposals that changed the sequence.
     """
-    check_picture(path)
     if not len(traces.energy):
         raise InputError("the chains have no finished sweep to plot")
     sweeps = [float(n) for n in range(1, len(traces.energy) + 1)]
