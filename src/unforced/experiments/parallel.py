@@ -145,7 +145,7 @@ class Worker:
         with os.fdopen(os.dup(output.fileno()), "rb") as lines, output:
             for line in lines:
                 if text := line.decode(errors="replace").rstrip():
-                    with suppress(OSError, SystemExit):  # nobody reads this process's output any more
+                    with suppress(OSError, SystemExit):  # no one reads this process's output any more
                         self.display.console.print(Text(f"{self.name}: {text}"), soft_wrap=True)
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from unforced.errors import InputError
-from unforced.protocols import Codec
+from unforced.protocols import Codec, ReadsFiles
 from unforced.recipes.recipe import Recipe, flatten
 from unforced.training.batching import source_length, token_lengths
 from unforced.training.checkpoints import model_tensors
@@ -97,7 +97,8 @@ def data_digest(encoded: Sequence[Encoded]) -> str:
 def objective_files(objective: Any) -> list[Path]:
     """Return the files that an objective, or a part of it, lists in its ``files``."""
     parts = [getattr(objective, field.name) for field in fields(objective)] if is_dataclass(objective) else []
-    return [*getattr(objective, "files", ()), *(path for part in parts for path in objective_files(part))]
+    own = objective.files if isinstance(objective, ReadsFiles) else ()
+    return [*own, *(path for part in parts for path in objective_files(part))]
 
 
 def file_digest(path: Path) -> str:
