@@ -8,7 +8,7 @@ that a class may define on top of its main protocol; the library asks ``isinstan
 | `StepDecoder`      | `advance_at` (`SupportsAdvanceAt`)                                                               |
 | `MaskedModel`      | `features` (`SupportsFeatures`), `features_at` (`SupportsFeaturesAt`), `encoded`                 |
 |                    | (`SupportsEncoding`), `conditional_scores` (`SupportsConditionals`), `length_scores`             |
-|                    | (`SupportsLengths`), `log_z` (`SupportsLogZ`)                                                    |
+|                    | (`SupportsLengths`), `log_z` (`SupportsLogZ`), shared contexts (`SupportsContexts`)              |
 | `ModelSpec`        | `reading` (`SupportsReading`)                                                                    |
 | `Objective`        | `with_models` (`SupportsModels`), `fitted` (`SupportsFitting`), `schedules` (`SupportsSchedules`), |
 |                    | `files` (`ReadsFiles`), `stepwise` (`Stepwise`)                                                  |
@@ -90,6 +90,8 @@ class SupportsAdvanceAt(Protocol):
 
 # Models that predict masked tokens
 
+Side = Literal["left", "right"]  # of a position
+
 
 @runtime_checkable
 class MaskedModel(Protocol):
@@ -162,6 +164,43 @@ class SupportsLogZ(Protocol):
 
     def log_z(self, batch: Batch) -> Tensor:
         """Return log Z of each example: [B]."""
+        ...
+
+
+@runtime_checkable
+class SupportsContexts(Protocol):
+    """Optional for a `MaskedModel`: score(y_t = w) = P_w · g(l(y_<t) + r(y_>t)) + bias_w.
+
+    Sums over all sequences then share the contexts l of prefixes and r of suffixes. Contexts of N strings are a tree of
+    tensors with N rows (``unforced.ops.state_rows``).
+    """
+
+    def contexts_are_exact(self) -> bool:
+        """Return whether contexts give the result of ``scores``, which is false with dropout."""
+        ...
+
+    def empty_context(self) -> Any:
+        """Return the context of the empty string, in one row."""
+        ...
+
+    def extend_contexts(self, side: Side, contexts: Any, ids: Tensor) -> Any:
+        """Extend N strings by each of n tokens, at the end (left) or the start (right): N·n in lexicographic order."""
+        ...
+
+    def prepare_contexts(self, side: Side, contexts: Any) -> Any:
+        """Return contexts with precomputed values that make it faster to extend them several times."""
+        ...
+
+    def project_contexts(self, side: Side, contexts: Any) -> Tensor:
+        """Return l or r of N contexts: [N,J]."""
+        ...
+
+    def activate(self, x: Tensor) -> Tensor:
+        """Return g(x); may overwrite x."""
+        ...
+
+    def output_weights(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Return P [n,J] and bias [n] of n tokens."""
         ...
 
 

@@ -212,15 +212,17 @@ def test_a_field_in_parts_is_the_field() -> None:
     gold = torch.tensor([[a, b, c, d] for a in (3, 5, 8) for b in (3, 5, 8) for c in (3, 5, 8) for d in (3, 5, 8)])
     batch = Batch.of_gold(gold, gold > 0, SYMBOLS)
     scores = model.conditional_scores(batch, gold)
-    weights, bias = model.output(torch.arange(9))
-    left = [model.empty()]
-    right = [model.empty()]
+    weights, bias = model.output_weights(torch.arange(9))
+    left = [model.empty_context()]
+    right = [model.empty_context()]
     for _ in range(3):
-        left.append(model.extend("left", left[-1], ids))
-        right.append(model.extend("right", right[-1], ids))
+        left.append(model.extend_contexts("left", left[-1], ids))
+        right.append(model.extend_contexts("right", right[-1], ids))
     for t in range(4):
-        x = model.joined("left", left[t]).unsqueeze(1) + model.joined("right", right[3 - t])  # [3^t,3^(3-t),H]
-        found = model.activated(x) @ weights.T + bias
+        x = model.project_contexts("left", left[t]).unsqueeze(1) + model.project_contexts(
+            "right", right[3 - t]
+        )  # [3^t,3^(3-t),H]
+        found = model.activate(x) @ weights.T + bias
         found = found.unsqueeze(1).expand(-1, 3, -1, -1).reshape(81, 9)
         close(found, scores[:, t])
 

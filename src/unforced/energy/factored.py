@@ -1,88 +1,53 @@
 """Energies of all sequences of a space, for models that score a token from a left and a right context.
 
-Each prefix and each suffix is read once and joined by matrix products, whichever sequences it is part of.
+Each prefix and each suffix is encoded once, although many sequences share it. Matrix products combine them.
 A space is given by ``choices``, the ids of each position, and ``variable``, whether each position is a variable.
+Contexts of N strings are a tree of tensors with rows first (``unforced.ops.state_rows``).
 """
 
 import math
 from collections.abc import Iterator, Sequence
 from itertools import product
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from unforced.energy.energies import Kind
 from unforced.ops import state_rows
+from unforced.protocols import Side, SupportsContexts
 from unforced.types import Batch
 
-Side = Literal["left", "right"]
 CELLS = 2**27  # energies in memory
-PAIRS = 2**13  # pairs of a prefix and a suffix that are joined at once
-SLAB = 2**13  # prefixes or suffixes that are read at once
+PAIRS = 2**13  # pairs of a prefix and a suffix that are combined at once
+SLAB = 2**13  # prefixes or suffixes that are encoded at once
 PART = 2**20  # energies in a part of the result
-
-
-@runtime_checkable
-class Factored(Protocol):
-    """A masked model with score(y_t = w) = P_w · g(l(y_<t) + r(y_>t)) + bias_w.
-
-    Contexts of N strings are a tree of tensors with rows first (``unforced.ops.state_rows``).
-    """
-
-    def steady(self) -> bool:
-        """Return whether the result equals ``scores``, which is false with dropout."""
-        ...
-
-    def empty(self) -> Any:
-        """Return the context of the empty string, in one row."""
-        ...
-
-    def extend(self, side: Side, contexts: Any, ids: Tensor) -> Any:
-        """Extend N strings by each of n tokens, at the end (left) or the start (right): N·n in lexicographic order."""
-        ...
-
-    def kept(self, side: Side, contexts: Any) -> Any:
-        """Precompute what helps to extend contexts several times; return them with it."""
-        ...
-
-    def joined(self, side: Side, contexts: Any) -> Tensor:
-        """Return l or r of N contexts: [N,J]."""
-        ...
-
-    def activated(self, x: Tensor) -> Tensor:
-        """Return g(x); may overwrite x."""
-        ...
-
-    def output(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Return P [n,J] and bias [n] of n tokens."""
-        ...
 
 
 def shares_contexts(model: Any, batch: Batch) -> bool:
     """Return whether the sequences of a space can be scored from shared contexts."""
-    return batch.source is None and isinstance(model, Factored) and model.steady()
+    return batch.source is None and isinstance(model, SupportsContexts) and model.contexts_are_exact()
 
 
 def factored_energies(
-    model: Factored, choices: Sequence[Tensor], variable: Sequence[bool], ids: Tensor, kind: Kind
+    model: SupportsContexts, choices: Sequence[Tensor], variable: Sequence[bool], ids: Tensor, kind: Kind
 ) -> Tensor:
     """Return E of all sequences of a small space, in lexicographic order: [size]. Gradients flow.
 
     This is the plain version of `factored_terms`, in one part.
     """
     sizes = [len(each) for each in choices]
-    weights, bias = model.output(ids)
-    left, right = [model.empty()], [model.empty()]
+    weights, bias = model.output_weights(ids)
+    left, right = [model.empty_context()], [model.empty_context()]
     for near, far in zip(choices[:-1], choices[:0:-1]):
-        left.append(model.extend("left", left[-1], near))
-        right.append(model.extend("right", right[-1], far))
+        left.append(model.extend_contexts("left", left[-1], near))
+        right.append(model.extend_contexts("right", right[-1], far))
     table = weights.new_zeros(sizes)
     for t, each in enumerate(choices):
         if variable[t]:
-            prefixes = model.joined("left", left[t]).unsqueeze(1)
-            x = prefixes + model.joined("right", right[len(choices) - 1 - t])  # [P,S,J]
-            scores = model.activated(x) @ weights.T + bias  # [P,S,A]
+            prefixes = model.project_contexts("left", left[t]).unsqueeze(1)
+            x = prefixes + model.project_contexts("right", right[len(choices) - 1 - t])  # [P,S,J]
+            scores = model.activate(x) @ weights.T + bias  # [P,S,A]
             if kind == "local":
                 scores = torch.log_softmax(scores, dim=-1)
             picked = scores[..., torch.searchsorted(ids, each)]
@@ -91,7 +56,12 @@ def factored_energies(
 
 
 def factored_terms(
-    model: Factored, choices: Sequence[Tensor], variable: Sequence[bool], ids: Tensor, kind: Kind, cells: int = CELLS
+    model: SupportsContexts,
+    choices: Sequence[Tensor],
+    variable: Sequence[bool],
+    ids: Tensor,
+    kind: Kind,
+    cells: int = CELLS,
 ) -> Iterator[Tensor]:
     """Yield −E of all sequences of a space in parts, without gradients; ``ids`` are the tokens that E_local sums over.
 
@@ -102,7 +72,7 @@ def factored_terms(
     """
     widths = block_widths([len(each) for each in choices], cells)
     pieces = [each.split(width) for each, width in zip(choices, widths)]
-    outputs = model.output(ids)
+    outputs = model.output_weights(ids)
     for block in product(*pieces):
         yield from _block_terms(model, block, variable, outputs, ids, kind).view(-1).split(PART)
 
@@ -132,7 +102,7 @@ def block_widths(sizes: Sequence[int], cells: int) -> list[int]:
 
 
 def _block_terms(
-    model: Factored,
+    model: SupportsContexts,
     block: Sequence[Tensor],
     variable: Sequence[bool],
     outputs: tuple[Tensor, Tensor],
@@ -149,85 +119,82 @@ def _block_terms(
         if flag and kind == "raw":
             table = table + outputs[1][torch.searchsorted(ids, choices)]
     table = table.expand(sizes).contiguous()
-    left, right = [model.kept("left", model.empty())], [model.kept("right", model.empty())]
+    left, right = (
+        [model.prepare_contexts("left", model.empty_context())],
+        [model.prepare_contexts("right", model.empty_context())],
+    )
     first, last = variable.index(True), len(block) - 1 - variable[::-1].index(True)
     for choices in block[: max(0, last - 1)]:  # ``_slabs`` reads the longest, which are used once
-        left.append(model.kept("left", model.extend("left", left[-1], choices)))
+        left.append(model.prepare_contexts("left", model.extend_contexts("left", left[-1], choices)))
     for choices in block[first + 2 :][::-1]:
-        right.append(model.kept("right", model.extend("right", right[-1], choices)))
+        right.append(model.prepare_contexts("right", model.extend_contexts("right", right[-1], choices)))
     for t, choices in enumerate(block):
         if not variable[t]:
             continue
         view = table.view(math.prod(sizes[:t]), sizes[t], -1)
-        join = _Join(model, outputs, torch.searchsorted(ids, choices), kind)
+        picked = torch.searchsorted(ids, choices)
         lefts = _slabs(model, "left", left, block[:t][::-1])
         rights = _slabs(model, "right", right, block[t + 1 :])
         if view.shape[0] < view.shape[2]:
             few = list(lefts)
-            pairs: Iterator[tuple[_Slab, _Slab]] = ((a, b) for b in rights for a in few)
+            pairs = ((left, right) for right in rights for left in few)
         else:
             few = list(rights)
-            pairs = ((a, b) for a in lefts for b in few)
+            pairs = ((left, right) for left in lefts for right in few)
         for (p, prefixes), (s, suffixes) in pairs:
-            join(view[p : p + len(prefixes), :, s : s + len(suffixes)], prefixes, suffixes)
+            part = view[p : p + len(prefixes), :, s : s + len(suffixes)]
+            _add_terms(model, part, prefixes, suffixes, outputs, picked, kind)
     return table
 
 
-_Slab = tuple[int, Tensor]
-
-
-def _slabs(model: Factored, side: Side, contexts: Sequence[Any], nearest: Sequence[Tensor]) -> Iterator[_Slab]:
+def _slabs(
+    model: SupportsContexts, side: Side, contexts: Sequence[Any], nearest: Sequence[Tensor]
+) -> Iterator[tuple[int, Tensor]]:
     """Yield l or r of all strings on one side in slabs: the number of the first string, and [n,J].
 
     ``nearest`` are the choices on that side, starting next to the token. ``contexts`` are those of strings of each length.
     """
     if not nearest:
-        yield 0, model.joined(side, model.empty())
+        yield 0, model.project_contexts(side, model.empty_context())
         return
     shorter, ids = contexts[len(nearest) - 1], nearest[0]
-    count = _count(shorter)
+    count = math.prod(map(len, nearest[1:]))
     some = max(1, SLAB // len(ids)) if side == "left" else SLAB  # contexts, which come first on the left
     several = len(ids) if side == "left" else max(1, SLAB // count)  # tokens
     for token in range(0, len(ids), several):
         for start in range(0, count, some):
             part = state_rows.map_rows(lambda leaf: leaf[start : start + some], shorter)  # noqa: B023 (called at once)
-            longer = model.extend(side, part, ids[token : token + several])
-            yield start * len(ids) if side == "left" else token * count + start, model.joined(side, longer)
+            longer = model.extend_contexts(side, part, ids[token : token + several])
+            yield start * len(ids) if side == "left" else token * count + start, model.project_contexts(side, longer)
 
 
-def _count(tree: Any) -> int:
-    """Return the number of rows of a tree."""
-    found: list[int] = []
-    state_rows.map_rows(lambda leaf: found.append(len(leaf)) or leaf, tree)  # type: ignore[func-returns-value]
-    return found[0]
-
-
-class _Join:
+def _add_terms(
+    model: SupportsContexts,
+    table: Tensor,
+    prefixes: Tensor,
+    suffixes: Tensor,
+    outputs: tuple[Tensor, Tensor],
+    picked: Tensor,
+    kind: Kind,
+) -> None:
     """Add the terms of one position to a part of the table [P,n,S], from l [P,J] and r [S,J].
 
     ``picked`` [n] are the indices of the position's choices among all ids. The table has raw biases already.
     """
-
-    def __init__(self, model: Factored, outputs: tuple[Tensor, Tensor], picked: Tensor, kind: Kind) -> None:
-        self.model, self.picked, self.kind = model, picked, kind
-        self.all, self.bias = outputs
-        self.weights = self.all[picked]
-
-    def __call__(self, view: Tensor, prefixes: Tensor, suffixes: Tensor) -> None:
-        wide = min(len(suffixes), PAIRS)
-        tall = max(1, PAIRS // wide)
-        for p in range(0, len(prefixes), tall):
-            for s in range(0, len(suffixes), wide):
-                x = prefixes[p : p + tall].unsqueeze(1) + suffixes[s : s + wide]  # [p,s,J]
-                self._add(view[p : p + tall, :, s : s + wide], self.model.activated(x))
-
-    def _add(self, view: Tensor, x: Tensor) -> None:
-        if self.kind == "local":
-            scores = torch.log_softmax(x @ self.all.T + self.bias, dim=-1)  # [p,s,V]
-            view += scores[..., self.picked].transpose(1, 2)
-        elif x.shape[1] == 1:
-            view[:, :, 0].addmm_(x[:, 0], self.weights.T)
-        elif x.shape[0] == 1:
-            view[0].addmm_(self.weights, x[0].T)
-        else:
-            view.baddbmm_(self.weights.expand(len(x), -1, -1), x.transpose(1, 2))
+    weights, bias = outputs
+    own = weights[picked]
+    wide = min(len(suffixes), PAIRS)
+    tall = max(1, PAIRS // wide)
+    for p in range(0, len(prefixes), tall):
+        for s in range(0, len(suffixes), wide):
+            x = model.activate(prefixes[p : p + tall].unsqueeze(1) + suffixes[s : s + wide])  # [p,s,J]
+            part = table[p : p + tall, :, s : s + wide]
+            if kind == "local":
+                scores = torch.log_softmax(x @ weights.T + bias, dim=-1)  # [p,s,V]
+                part += scores[..., picked].transpose(1, 2)
+            elif x.shape[1] == 1:
+                part[:, :, 0].addmm_(x[:, 0], own.T)
+            elif x.shape[0] == 1:
+                part[0].addmm_(own, x[0].T)
+            else:
+                part.baddbmm_(own.expand(len(x), -1, -1), x.transpose(1, 2))

@@ -3,8 +3,8 @@
     log Z = log Σ_y exp(−E(y)),    −log p(y) = E(y) + log Z
 
 Z is a sum over sequences of one length, and for one source if there is a source. Any masked model is enumerated in
-constant memory. Models whose score depends on a left and a right context (`Factored`, for example the model ``field``)
-read each prefix and suffix once and join them by matrix products, which makes billions of sequences feasible.
+constant memory. Models whose score depends on a left and a right context (`SupportsContexts`, for example the model ``field``)
+encode each prefix and suffix once, which makes billions of sequences feasible.
 """
 
 import math
@@ -42,8 +42,8 @@ def log_partition(
 ) -> Tensor:
     """Compute log Z of each example without gradients and with dropout off: [B] float64.
 
-    A `Factored` model sums over spaces of any size with ``cells`` energies in memory. Other models enumerate at most
-    ``most`` sequences, ``rows`` at a time. Without sources, a ``cache`` shared by several batches avoids repeated sums;
+    A model with `SupportsContexts` sums over spaces of any size with ``cells`` energies in memory. Other models enumerate
+    at most ``most`` sequences, ``rows`` at a time. Without sources, a ``cache`` shared by several batches avoids repeated sums;
     it is valid for one model, kind and set of symbols.
     """
     check_value("kind", Kind, kind)
@@ -73,7 +73,7 @@ def _sum_space(
         return total.value
     _check_size(space, most)
     for start in range(0, space.size, rows):
-        tokens = space.padded(start, min(start + rows, space.size), one)
+        tokens = space.sequences(start, min(start + rows, space.size), one)
         total.add(-energies.energy(model, one, tokens, kind, rows))
     return total.value
 
@@ -95,7 +95,12 @@ def log_partition_with_gradient(
         if shares_contexts(model, batch):
             each = factored_energies(model, space.choices, space.variable, ids, kind)
         else:
-            each = energies_in_parts(model, one, space.size, space.sequences_for(one), kind, rows)
+
+            def sequences(start: int, stop: int, space: Space = space, one: Batch = one) -> tuple[Tensor, Tensor]:
+                tokens = space.sequences(start, stop, one)
+                return torch.zeros_like(tokens[:, 0]), tokens
+
+            each = energies_in_parts(model, one, space.size, sequences, kind, rows)
         values.append(torch.logsumexp(-each, dim=0).expand(len(group)))
         where += group
     order = torch.tensor(where, device=batch.gold.device).argsort()
@@ -148,28 +153,15 @@ class Space(NamedTuple):
         """What distinguishes spaces over the same ids: −1 for a variable, else the fixed id."""
         return tuple(-1 if flag else int(ids[0]) for ids, flag in zip(self.choices, self.variable))
 
-    def sequences(self, start: int, stop: int) -> Tensor:
-        """Return sequences ``start`` to ``stop`` − 1 in lexicographic order: [n,L]."""
+    def sequences(self, start: int, stop: int, one: Batch) -> Tensor:
+        """Return sequences ``start`` to ``stop`` − 1 in lexicographic order, padded like a batch: [n,T]."""
         number = torch.arange(start, stop, device=self.choices[0].device)
         columns = []
         for ids in reversed(self.choices):
             columns.append(ids[number % len(ids)])
             number = number // len(ids)
-        return torch.stack(columns[::-1], dim=1)
-
-    def padded(self, start: int, stop: int, one: Batch) -> Tensor:
-        """Return the same sequences padded to the width of a batch: [n,T]."""
-        found = self.sequences(start, stop)
-        return torch.nn.functional.pad(found, (0, one.gold.shape[1] - found.shape[1]), value=one.symbols.pad)
-
-    def sequences_for(self, one: Batch) -> "Sequences":
-        """Return the ``sequences`` argument of `energies_in_parts` for a batch of one example."""
-
-        def sequences(start: int, stop: int) -> tuple[Tensor, Tensor]:
-            tokens = self.padded(start, stop, one)
-            return torch.zeros_like(tokens[:, 0]), tokens
-
-        return sequences
+        padding = one.gold.shape[1] - len(columns)
+        return torch.nn.functional.pad(torch.stack(columns[::-1], dim=1), (0, padding), value=one.symbols.pad)
 
 
 def spaces_of(batch: Batch, ids: Tensor) -> list[Space]:

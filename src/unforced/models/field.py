@@ -1,7 +1,7 @@
 """Random field over strings: one LSTM reads the tokens before a position, another those after it."""
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -13,9 +13,8 @@ from unforced.models.transformer import linear
 from unforced.ops.kernels import dropout
 from unforced.ops.masks import gather_positions, mirror_positions
 from unforced.options import Count, Fraction, Options
+from unforced.protocols import Side
 from unforced.types import Batch, Sizes
-
-Side = Literal["left", "right"]
 
 
 @dataclass(frozen=True)
@@ -68,27 +67,24 @@ class FieldModel(MaskedTokens):
     def conditional_scores(self, batch: Batch, tokens: Tensor) -> Tensor:
         return self.scores(batch, tokens, torch.zeros_like(tokens, dtype=torch.bool))
 
-    # ---- The same in parts, for contexts that many strings share: see `unforced.energy.factored` ----
+    # ---- SupportsContexts: scores from contexts that many strings share ----
     # tanh(x) is computed as 2 σ(2x) − 1: on a CPU tanh takes three times as long as σ
 
-    def steady(self) -> bool:
-        """Return whether the parts equal ``scores``, which applies dropout in training."""
+    def contexts_are_exact(self) -> bool:
+        """Return whether contexts give the result of ``scores``, which applies dropout in training."""
         return not self.training or not self.spec.dropout
 
-    def empty(self) -> Context:
+    def empty_context(self) -> Context:
         """Return the context of the empty string, on either side."""
         zeros = self.join_bias.new_zeros(1, self.spec.hidden)
         return Context(zeros, zeros)
 
-    def kept(self, side: Side, contexts: Context) -> Context:
-        """Prepare contexts that will be extended more than once."""
+    def prepare_contexts(self, side: Side, contexts: Context) -> Context:
+        """Compute what contexts add to the gates of any next token."""
         return contexts._replace(gates=F.linear(contexts.h, self._gates(side)[1]))
 
-    def extend(self, side: Side, contexts: Context, ids: Tensor) -> Context:
-        """Extend each of N strings by each of n tokens: N·n contexts in alphabetical order of the strings.
-
-        On the left side tokens are appended, on the right side prepended.
-        """
+    def extend_contexts(self, side: Side, contexts: Context, ids: Tensor) -> Context:
+        """Extend each of N strings by each of n tokens: append on the left side, prepend on the right side."""
         into, recurrent, bias = self._gates(side)
         states = F.linear(contexts.h, recurrent) if contexts.gates is None else contexts.gates
         tokens = F.linear(self.embed(ids), into, bias)  # [n,4H]
@@ -108,17 +104,17 @@ class FieldModel(MaskedTokens):
         twice[2 * self.spec.hidden : 3 * self.spec.hidden] = 2.0
         return into * twice.unsqueeze(1), recurrent * twice.unsqueeze(1), (bias + other) * twice
 
-    def joined(self, side: Side, contexts: Context) -> Tensor:
+    def project_contexts(self, side: Side, contexts: Context) -> Tensor:
         """Return what contexts add to the input of σ: [N,H]; the bias comes with the left ones."""
         if side == "left":
             return F.linear(contexts.h, 2 * self.join_left.weight, 2 * self.join_bias)
         return F.linear(contexts.h, 2 * self.join_right.weight)
 
-    def activated(self, x: Tensor) -> Tensor:
+    def activate(self, x: Tensor) -> Tensor:
         """Return σ(x), computed in place."""
         return x.sigmoid_()
 
-    def output(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+    def output_weights(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return weights [n,H] and bias [n] of n tokens: score(w) = weights_w · σ(left + right) + bias_w."""
         weights = self._output[ids]
         return 2 * weights, self.bias[ids] - weights.sum(dim=1)
