@@ -1,9 +1,9 @@
-"""Figure 6.1 of Goyal (2021): what few strings make of a masked model, by training and by their number.
+"""Draw Figure 6.1 of Goyal (2021): likelihood of masked models trained on few strings, by number of strings.
 
     python tools/projection_figure.py RUNS
 
-RUNS is the folder in which ``unforced compare`` left the comparisons energy_projection and energy_projection_phonemes, or one of
-them. The picture goes to docs/figures/projection.svg, a panel for each.
+RUNS is the folder of the comparisons energy_projection and energy_projection_phonemes, or of one of them. The figure goes to
+docs/figures/projection.svg, with a panel for each.
 """
 
 import argparse
@@ -22,7 +22,7 @@ TITLES = {
     "energy_projection_phonemes": "phonemes of English words",
 }
 MEASURE = "sequence_nll"
-SAYS = {
+LABELS = {
     "pll": "pseudo-likelihood, from scratch",
     "kl": "projection of the masked model",
     "kl_pll": "projection and pseudo-likelihood",
@@ -30,9 +30,9 @@ SAYS = {
 
 
 def panel(comparison: Comparison, title: str, strings: int, truth: float | None) -> Panel:
-    """A line for each training, its points by the number of strings; level lines for the masked model and for the truth, if known.
+    """Return a panel with a line for each objective, over the number of training strings.
 
-    ``strings`` is the number of those that the masked model has learnt from.
+    Horizontal lines show the masked model, which was trained on ``strings`` strings, and the true distribution if known.
     """
     points: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for row in comparison.rows:
@@ -43,7 +43,7 @@ def panel(comparison: Comparison, title: str, strings: int, truth: float | None)
             level = row.cells[MEASURE].mean
     sizes = sorted({size for line in points.values() for size, _ in line})
     ends = (sizes[0], sizes[-1])
-    lines = [Line(SAYS[training], *zip(*sorted(line))) for training, line in points.items()]
+    lines = [Line(LABELS[training], *zip(*sorted(line))) for training, line in points.items()]
     lines.append(Line(f"the masked model itself ({strings:,} strings)", ends, (level, level)))
     if truth is not None:
         lines.append(Line("the true distribution, on the same test strings", ends, (truth, truth)))
@@ -63,7 +63,7 @@ def panel_of(folder: Path) -> Panel:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Draw what comparisons of projections found.")
+    parser = argparse.ArgumentParser(description="Draw Figure 6.1 from finished comparisons.")
     parser.add_argument("runs", type=Path)
     runs = parser.parse_args().runs
     present = [name for name in TITLES if (runs / name / "comparison.json").is_file()]

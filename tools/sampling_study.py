@@ -1,14 +1,14 @@
-"""Tables 6.2–6.5 and Figures 6.2–6.4 of Goyal (2021) on a conditional masked model trained here.
+"""Reproduce Tables 6.2–6.5 and Figures 6.2–6.4 of Goyal (2021) with a conditional masked model.
 
     python tools/sampling_study.py RUN FOLDER [--examples N] [--chains K] [--start greedy|random]
 
-RUN is a run folder of the recipe ``multi30k_masked``. The first development sentences whose source has at most 20 tokens, as in the
-thesis, are translated by chains with the lengths that the model guesses. They start from its best guess of all tokens at once
-(Algorithm 4, line 3); or, with ``--start random``, from random tokens, as the text has it for Figure 6.2. Proposals from a nucleus are
-hardly ever accepted then: the random token that they would replace lies outside it, and can't come back.
+RUN is a run folder of the recipe ``multi30k_masked``. Chains translate the first development sentences whose source has at most 20
+tokens, as in the thesis. Outputs have the most probable length. Chains start from the most probable tokens (Algorithm 4, line 3) or,
+with ``--start random``, from random tokens, as for Figure 6.2. From random tokens, proposals from a nucleus are rarely accepted: the
+token to replace lies outside the nucleus, so the move cannot be undone.
 
-What each setting of the sampler came to is kept in FOLDER, so a study that was stopped goes on with the next one. Tables go to
-results/sampling_*.md, pictures to docs/figures/sampling_*.svg.
+FOLDER stores the result of each setting, so an interrupted study continues with the next one. Tables go to results/sampling_*.md,
+figures to docs/figures/sampling_*.svg.
 """
 
 import argparse
@@ -37,11 +37,11 @@ from unforced.training.run_folder import replace_json
 ROOT = Path(__file__).resolve().parent.parent
 SWEEPS, BURN_IN = 33, 7  # as in the thesis
 BLOCK, SHRINK = 6, 26  # the thesis gives neither
-EVERY = 2  # sweeps from one that is graded to the next
+EVERY = 2  # energies and BLEU are computed every so many sweeps
 SEED = 1
 STARTS = {"greedy": "the model's first guess", "random": "random tokens"}
 LONGEST = 20  # tokens of a source
-SEARCHED = 1000  # sentences that are looked through for short ones
+SEARCHED = 1000  # sentences among which short ones are selected
 
 
 class Setting(NamedTuple):
@@ -62,28 +62,28 @@ class Setting(NamedTuple):
 
 
 def varied(
-    option: str, values: Sequence[float], samplers: Sequence[str], usual: float | None = None
+    option: str, values: Sequence[float], samplers: Sequence[str], default: float | None = None
 ) -> dict[str, list[Setting]]:
-    """A column for each value of an option; the usual one needs no option."""
+    """Return the settings for each value of an option; the default value needs no option."""
     return {
-        f"{value:g}": [Setting(s, () if value == usual else ((option, value),)) for s in samplers] for value in values
+        f"{value:g}": [Setting(s, () if value == default else ((option, value),)) for s in samplers] for value in values
     }
 
 
 ALL, TWO = ("gibbs", "local", "raw"), ("local", "gibbs")
 TABLES: dict[str, dict[str, list[Setting]]] = {
     "plain": {"temperature 1, one position": [Setting(s) for s in ALL]},
-    "temperature": varied("temperature", (2.0, 1.5, 1.0, 0.8, 0.5), TWO, usual=1.0),
-    "nucleus": varied("nucleus", (1.0, 0.99, 0.95, 0.9, 0.8), TWO, usual=1.0),
+    "temperature": varied("temperature", (2.0, 1.5, 1.0, 0.8, 0.5), TWO, default=1.0),
+    "nucleus": varied("nucleus", (1.0, 0.99, 0.95, 0.9, 0.8), TWO, default=1.0),
     "block": {f"{BLOCK} to 1 in {SHRINK} sweeps": [Setting(s, (("block", BLOCK), ("shrink", SHRINK))) for s in ALL]},
     "anneal": varied("anneal", (0.02, 0.04, 0.06), ("local", "raw")),
 }
 FIGURES = {"plain": ("energy", "score"), "block": ("acceptance", "energy"), "anneal": ("acceptance", "energy", "score")}
-SAYS = {"energy": "local energy of a sentence", "score": "BLEU", "acceptance": "share of proposals accepted"}
+LABELS = {"energy": "local energy of a sentence", "score": "BLEU", "acceptance": "share of proposals accepted"}
 
 
-def chosen(reader: Reader, examples: int) -> tuple[list[Sentence], list[Sequence[Any]]]:
-    """The first development sentences with short sources, and their answers."""
+def short_sentences(reader: Reader, examples: int) -> tuple[list[Sentence], list[Sequence[Any]]]:
+    """Return the first development sentences with short sources, and their references."""
     sentences, answers = reader.examples("dev", SEARCHED), reader.answers("dev", SEARCHED)
     assert answers is not None
     short = [pair for pair in zip(sentences, answers) if len(pair[0].encoded.source) <= LONGEST]
@@ -93,8 +93,8 @@ def chosen(reader: Reader, examples: int) -> tuple[list[Sentence], list[Sequence
 
 
 def measure(reader: Reader, setting: Setting, examples: int, chains: int, start: str) -> dict[str, list[list[float]]]:
-    """Run chains: acceptance and novel transitions of each sweep, local energy and BLEU of those that are graded."""
-    sentences, answers = chosen(reader, examples)
+    """Run chains; return acceptance and novel transitions of each sweep, local energy and BLEU of every second one."""
+    sentences, answers = short_sentences(reader, examples)
     batch = reader.fit_lengths(reader.collate(sentences), None)
     free = energies.variables(batch).repeat_interleave(chains, dim=0)
     kernel = setting.kernel().kernel(reader.model, batch)
@@ -123,19 +123,19 @@ def measure(reader: Reader, setting: Setting, examples: int, chains: int, start:
     return found
 
 
-def later(rows: Sequence[Sequence[float]]) -> float:
-    """The mean behind burn-in."""
+def mean_after_burn_in(rows: Sequence[Sequence[float]]) -> float:
+    """Return the mean over the sweeps after burn-in."""
     return fmean(value for sweep, value in rows if sweep > BURN_IN)
 
 
 def table(columns: dict[str, list[Setting]], found: dict[str, Any]) -> str:
-    """A row for each setting."""
+    """Return a table with a row for each setting."""
     lines = ["| setting | sampler | local energy | accepted | novel | BLEU |", "|---|---|---:|---:|---:|---:|"]
     for column, settings in columns.items():
         for setting in settings:
-            got = found[setting.name]
+            values = found[setting.name]
             figures = [
-                f"{later(got[key]):.{digits}f}"
+                f"{mean_after_burn_in(values[key]):.{digits}f}"
                 for key, digits in (("energy", 2), ("acceptance", 2), ("novel", 2), ("score", 2))
             ]
             lines.append(f"| {column} | {setting.sampler} | {' | '.join(figures)} |")
@@ -143,7 +143,7 @@ def table(columns: dict[str, list[Setting]], found: dict[str, Any]) -> str:
 
 
 def picture(columns: dict[str, list[Setting]], keys: Sequence[str], found: dict[str, Any], path: Path) -> None:
-    """A panel for each quantity, a line for each setting."""
+    """Draw a panel for each quantity, with a line for each setting."""
     panels = []
     for key in keys:
         lines = []
@@ -152,7 +152,7 @@ def picture(columns: dict[str, list[Setting]], keys: Sequence[str], found: dict[
                 label = setting.sampler if len(columns) == 1 else f"{setting.sampler}, {column}"
                 x, y = zip(*found[setting.name][key])
                 lines.append(Line(label, x, y))
-        panels.append(Panel(lines, "sweeps", SAYS[key]))
+        panels.append(Panel(lines, "sweeps", LABELS[key]))
     draw_panels(panels, path)
 
 
@@ -163,23 +163,23 @@ def main() -> int:
     parser.add_argument("--examples", type=int, default=30)
     parser.add_argument("--chains", type=int, default=5)
     parser.add_argument("--start", choices=tuple(STARTS), default="greedy")
-    wishes = parser.parse_args()
+    args = parser.parse_args()
     torch.set_flush_denormal(True)
-    reader, found = open_model(wishes.run), {}
-    wishes.folder.mkdir(parents=True, exist_ok=True)
+    reader, found = open_model(args.run), {}
+    args.folder.mkdir(parents=True, exist_ok=True)
     settings = dict.fromkeys(s for columns in TABLES.values() for row in columns.values() for s in row)
     for number, setting in enumerate(settings, start=1):
-        kept = wishes.folder / f"{setting.name}-{wishes.start}-{wishes.examples}x{wishes.chains}.json"
+        path = args.folder / f"{setting.name}-{args.start}-{args.examples}x{args.chains}.json"
         print(f"[{number}/{len(settings)}] {setting.name}", file=sys.stderr, flush=True)
-        if not kept.is_file():
-            replace_json(kept, measure(reader, setting, wishes.examples, wishes.chains, wishes.start))
-        found[setting.name] = json.loads(kept.read_text())
-    about = (
-        f"{wishes.examples} development sentences of at most {LONGEST} tokens, {wishes.chains} chains each from {STARTS[wishes.start]}; means of sweeps {BURN_IN + 1} to"
-        f" {SWEEPS}. Regenerated by `python tools/sampling_study.py RUN FOLDER --examples {wishes.examples} --chains {wishes.chains} --start {wishes.start}`.\n"
+        if not path.is_file():
+            replace_json(path, measure(reader, setting, args.examples, args.chains, args.start))
+        found[setting.name] = json.loads(path.read_text())
+    caption = (
+        f"{args.examples} development sentences of at most {LONGEST} tokens, {args.chains} chains each from {STARTS[args.start]}; means of sweeps {BURN_IN + 1} to"
+        f" {SWEEPS}. Regenerated by `python tools/sampling_study.py RUN FOLDER --examples {args.examples} --chains {args.chains} --start {args.start}`.\n"
     )
     for name, columns in TABLES.items():
-        (ROOT / "results" / f"sampling_{name}.md").write_text(f"{table(columns, found)}\n{about}", encoding="utf-8")
+        (ROOT / "results" / f"sampling_{name}.md").write_text(f"{table(columns, found)}\n{caption}", encoding="utf-8")
     for name, keys in FIGURES.items():
         picture(TABLES[name], keys, found, ROOT / "docs" / "figures" / f"sampling_{name}.svg")
     return 0

@@ -37,4 +37,4 @@ def test_a_row_for_each_decoder_and_one_for_the_references(
     assert [row[0] for row in cells] == ["references", "one"]
     for row in cells:  # the empty output has no energy
         assert [float(cell) for cell in row[1:3]] == pytest.approx([local, raw], abs=0.006)
-    assert script.doubled(["a a a", "b"]) == 50.0
+    assert script.doubled_words(["a a a", "b"]) == 50.0

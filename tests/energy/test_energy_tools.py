@@ -35,8 +35,8 @@ def test_lines_have_the_scores_of_the_variants(tmp_path: Path, tool: Callable[..
         write(tmp_path / name, name, comparison(measured, baseline))
         panel = figure.panel_of(tmp_path / name)
         found = {line.label: (tuple(line.x), tuple(line.y)) for line in panel.lines}
-        assert found.pop(figure.SAYS["pll"]) == ((30, 100), (6.5, 5.6))
-        assert found.pop(figure.SAYS["kl"]) == ((30, 100), (5.2, 5.1))
+        assert found.pop(figure.LABELS["pll"]) == ((30, 100), (6.5, 5.6))
+        assert found.pop(figure.LABELS["kl"]) == ((30, 100), (5.2, 5.1))
         strings = "100,000" if name == "energy_projection" else "35,000"
         assert found.pop(f"the masked model itself ({strings} strings)") == ((30, 100), (5.8, 5.8))
         levels = [y for _, y in found.values()]
@@ -48,7 +48,7 @@ def test_lines_have_the_scores_of_the_variants(tmp_path: Path, tool: Callable[..
 
 def test_the_table_has_a_row_for_each_size(tmp_path: Path, tool: Callable[..., Any]) -> None:
     table = tool("energy_table", tmp_path)
-    for name in table.SAYS:
+    for name in table.DATA:
         if name == "energy_phonemes":
             found = comparison({"pll": 14.5, "mlm": 18.2}, "pll")
         else:

@@ -34,7 +34,7 @@ from unforced.training.progress import Display
 from unforced.training.run_folder import LineLog, differences, replace_json
 from unforced.types import Batch, ChainState, Kernel
 
-KEPT = 2  # checkpoints
+CHECKPOINTS = 2  # the newest ones that are kept
 Show = Callable[[Tensor], Sequence[str]]  # tokens [R,T] -> the text of each row
 Watch = Callable[[int, SweepInfo], None]
 T = TypeVar("T")
@@ -174,7 +174,7 @@ def hash_tensors(tensors: Sequence[Tensor]) -> str:
 def sweeps_from(
     kernel: Kernel, state: ChainState, seed: int, until: int
 ) -> Iterator[tuple[int, ChainState, SweepInfo]]:
-    """Continue to sweep ``until``; yield the number of each sweep 1, 2, …, the state after it, and what it did."""
+    """Continue to sweep ``until``; yield the number of each sweep 1, 2, …, the state after it, and its counts."""
     for number in range(int(state.sweep) + 1, until + 1):
         state, info = sweep(kernel, generator(state.tokens.device, seed, number), state)
         yield number, state, info
@@ -230,9 +230,11 @@ def _check_unchanged(place: ChainFolder, identity: Mapping[str, Any], sweeps: in
     if changes:
         raise InputError(f"{place.path}: cannot be resumed with other settings: {'; '.join(changes)}")
     done, newest = place.finished(), checkpoints.newest(place)
-    made = max(0 if done is None else done["sweeps"], 0 if newest is None else checkpoints.read(newest).state["sweep"])
-    if made > sweeps:
-        raise InputError(f"{place.path}: already has {made} sweeps, more than the requested {sweeps}")
+    finished = max(
+        0 if done is None else done["sweeps"], 0 if newest is None else checkpoints.read(newest).state["sweep"]
+    )
+    if finished > sweeps:
+        raise InputError(f"{place.path}: already has {finished} sweeps, more than the requested {sweeps}")
 
 
 def _run(
@@ -263,7 +265,7 @@ def _run(
                 logs = {"traces": traces.sync(), "samples": samples.sync()}
                 checkpoint = Checkpoint(now._asdict(), {}, {}, {"sweep": number, "logs": logs})
                 checkpoints.publish(place.path / "checkpoints", step_name(number), checkpoint)
-                checkpoints.rotate(place, KEPT)
+                checkpoints.rotate(place, CHECKPOINTS)
             if stopped and number < options.sweeps:
                 raise SystemExit(signals.exit_code)
 

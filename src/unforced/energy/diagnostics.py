@@ -48,8 +48,6 @@ def effective_sample_size(traces: Tensor) -> Tensor:
 
 def _split_halves(traces: Tensor) -> Tensor:
     """Split chains into halves, [...,2M,N/2] in double precision; drop the middle draw of an odd number."""
-    if traces.dim() < 2:
-        raise ValueError(f"traces must be [...,M,N], got shape {tuple(traces.shape)}")
     half = traces.shape[-1] // 2
     return torch.cat([traces[..., :half], traces[..., traces.shape[-1] - half :]], dim=-2).double()
 
@@ -97,14 +95,14 @@ def independent_draws(values: Tensor) -> Tensor:
     correlation[..., 0] = 1.0
     even, odd = correlation[..., 0 : n - 1 : 2], correlation[..., 1:n:2]
     pairs = even + odd  # [...,N/2]
-    kept = (pairs > 0).cummin(dim=-1).values
-    monotone = pairs.cummin(dim=-1).values.masked_fill(~kept, 0.0)
+    positive = (pairs > 0).cummin(dim=-1).values  # up to the first pair that is not
+    monotone = pairs.cummin(dim=-1).values.masked_fill(~positive, 0.0)
     # the even term of the first excluded pair counts if it is positive
-    rest = (even[..., 1:].clamp(min=0.0) * (kept[..., :-1] & ~kept[..., 1:])).sum(dim=-1)
+    rest = (even[..., 1:].clamp(min=0.0) * (positive[..., :-1] & ~positive[..., 1:])).sum(dim=-1)
     time = -1 + 2 * monotone.sum(dim=-1) + rest
     draws = m * n
-    found = draws / time.clamp(min=1 / math.log10(draws))
-    return torch.where(total.squeeze(-1) > 0, found, math.nan)
+    independent = draws / time.clamp(min=1 / math.log10(draws))
+    return torch.where(total.squeeze(-1) > 0, independent, math.nan)
 
 
 def autocovariance(values: Tensor) -> Tensor:
@@ -126,8 +124,6 @@ def stuck(moved: Tensor, last: int) -> Tensor:
     >>> stuck(torch.tensor([[3, 0], [0, 2], [0, 1]]), 2)
     tensor([ True, False])
     """
-    if last < 1:
-        raise ValueError(f"last must be at least 1, got {last}")
     if len(moved) < last:
         return torch.zeros(moved.shape[1:], dtype=torch.bool)
     return ~(moved[-last:] > 0).any(dim=0)
@@ -147,24 +143,17 @@ class Diagnosis(NamedTuple):
     @property
     def worst_rhat(self) -> float:
         """The largest R-hat of an example; NaN if there is none."""
-        return _extreme(self.rhat, largest=True)
+        return float(max(self.rhat[~self.rhat.isnan()], default=math.nan))
 
     @property
     def least_ess(self) -> float:
         """The smallest effective sample size of an example; NaN if there is none."""
-        return _extreme(self.ess, largest=False)
+        return float(min(self.ess[~self.ess.isnan()], default=math.nan))
 
     @property
     def unconverged(self) -> Tensor:
         """Examples with R-hat above 1.01, fewer than 400 effective draws, or neither available: [B] bool."""
         return ~((self.rhat <= MAX_RHAT) & (self.ess >= MIN_ESS))
-
-
-def _extreme(values: Tensor, largest: bool) -> float:
-    known = values[~values.isnan()]
-    if not len(known):
-        return math.nan
-    return float(known.max() if largest else known.min())
 
 
 def diagnose(

@@ -119,10 +119,8 @@ def _block_terms(
         if flag and kind == "raw":
             table = table + outputs[1][torch.searchsorted(ids, choices)]
     table = table.expand(sizes).contiguous()
-    left, right = (
-        [model.prepare_contexts("left", model.empty_context())],
-        [model.prepare_contexts("right", model.empty_context())],
-    )
+    left = [model.prepare_contexts("left", model.empty_context())]
+    right = [model.prepare_contexts("right", model.empty_context())]
     first, last = variable.index(True), len(block) - 1 - variable[::-1].index(True)
     for choices in block[: max(0, last - 1)]:  # ``_slabs`` reads the longest, which are used once
         left.append(model.prepare_contexts("left", model.extend_contexts("left", left[-1], choices)))
@@ -137,10 +135,10 @@ def _block_terms(
         rights = _slabs(model, "right", right, block[t + 1 :])
         if view.shape[0] < view.shape[2]:
             few = list(lefts)
-            pairs = ((left, right) for right in rights for left in few)
+            pairs = ((a, b) for b in rights for a in few)
         else:
             few = list(rights)
-            pairs = ((left, right) for left in lefts for right in few)
+            pairs = ((a, b) for a in lefts for b in few)
         for (p, prefixes), (s, suffixes) in pairs:
             part = view[p : p + len(prefixes), :, s : s + len(suffixes)]
             _add_terms(model, part, prefixes, suffixes, outputs, picked, kind)

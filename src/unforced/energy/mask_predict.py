@@ -34,17 +34,13 @@ def fill(model: Any, batch: Batch, iterations: int = 10, rows: int = COPIES) -> 
     favour of earlier positions. Each masked variable gets its most probable token given the others.
     """
     batch = masked_copies.encode_sources(model, batch)
-    tokens, log_probs = batch.gold.clone(), None
+    tokens, log_probs = batch.gold.clone(), torch.zeros(batch.gold.shape, device=batch.gold.device)
     present = energies.variables(batch).any(dim=1).nonzero().squeeze(1)
-    if not len(present):
-        return Filled(tokens, torch.zeros(tokens.shape, device=tokens.device))
     for numbers, size in masked_copies.even_batches(masked_copies.extents(batch)[present], rows):
         part = present[numbers]
         filled = _fill(model, masked_copies.trim(batch.select(part), size), iterations)
-        if log_probs is None:
-            log_probs = filled.log_probs.new_zeros(tokens.shape)
+        log_probs = log_probs.to(filled.log_probs.dtype)
         tokens[part, :size], log_probs[part, :size] = filled
-    assert log_probs is not None
     return Filled(tokens, log_probs)
 
 
@@ -59,8 +55,8 @@ def _fill(model: Any, batch: Batch, iterations: int) -> Filled:
         valid = torch.arange(worst.shape[1], device=free.device) < hidden.unsqueeze(1)
         worst = torch.where(valid, worst, worst[:, :1])
         scores = masked_copies.scores_at(model, batch, tokens, number, worst, valid, len(batch))
-        kept = energies.allowed(batch.symbols, scores.shape[-1], scores.device)
-        log_prob, best = widened(scores).masked_fill(~kept, -torch.inf).log_softmax(dim=-1).max(dim=-1)
+        allowed = energies.allowed(batch.symbols, scores.shape[-1], scores.device)
+        log_prob, best = widened(scores).masked_fill(~allowed, -torch.inf).log_softmax(dim=-1).max(dim=-1)
         tokens = tokens.scatter(1, worst, torch.where(valid, best, best[:, :1]))
         log_probs = log_probs.to(log_prob.dtype).scatter(1, worst, torch.where(valid, log_prob, log_prob[:, :1]))
     return Filled(tokens, log_probs)
@@ -74,13 +70,13 @@ def warm_start(model: Any, batch: Batch, chains: int = 1, rows: int = COPIES) ->
 
 def random_start(batch: Batch, size: int, rng: torch.Generator, chains: int = 1) -> Tensor:
     """Return uniform tokens of a vocabulary of ``size``, a different sequence for each chain: [B·chains,T]."""
-    kept = energies.allowed(batch.symbols, size, batch.gold.device).nonzero().squeeze(1)
-    numbers = torch.arange(chains, device=kept.device)
+    ids = energies.allowed(batch.symbols, size, batch.gold.device).nonzero().squeeze(1)
+    numbers = torch.arange(chains, device=ids.device)
     keys = random_streams.branch(random_streams.keys(batch, rng).unsqueeze(1), numbers).flatten()
-    columns = torch.arange(batch.gold.shape[1], device=kept.device)
-    drawn = (random_streams.uniform(keys.unsqueeze(1), columns) * len(kept)).long().clamp(max=len(kept) - 1)
+    columns = torch.arange(batch.gold.shape[1], device=ids.device)
+    drawn = (random_streams.uniform(keys.unsqueeze(1), columns) * len(ids)).long().clamp(max=len(ids) - 1)
     free, gold = (leaf.repeat_interleave(chains, dim=0) for leaf in (energies.variables(batch), batch.gold))
-    return torch.where(free, kept[drawn], gold)
+    return torch.where(free, ids[drawn], gold)
 
 
 def output_lengths(model: Any, batch: Batch, method: str, count: int = 1) -> Tensor:

@@ -181,10 +181,12 @@ def measure_positions(
 
 def even_batches(sizes: Tensor, rows: int) -> Iterator[tuple[Tensor, int]]:
     """Split sequences by size into equal parts of at most ``rows``: yield their numbers and the largest size."""
+    if not len(sizes):
+        return
     order = sizes.argsort(descending=True, stable=True)
-    parts = max(1, -(-len(order) // rows))
-    for numbers in order.split(max(1, -(-len(order) // parts))):
-        yield numbers, int(sizes[numbers[0]]) if len(numbers) else 1
+    parts = -(-len(order) // rows)
+    for numbers in order.split(-(-len(order) // parts)):
+        yield numbers, int(sizes[numbers[0]])
 
 
 def token_batches(sizes: Tensor, tokens: int) -> Iterator[tuple[Tensor, int]]:

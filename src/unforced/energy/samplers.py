@@ -35,7 +35,7 @@ from unforced.types import Batch, ChainInfo, ChainState, Kernel
 
 
 class SweepInfo(NamedTuple):
-    """What a sweep did, chain by chain: [R] each."""
+    """Counts of proposals of R chains in one sweep: [R] each."""
 
     proposed: Tensor  # long, proposals
     accepted: Tensor  # long, accepted proposals
