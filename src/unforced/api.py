@@ -147,7 +147,8 @@ def fitted(objective: Objective, known: Any, examples: Iterable[Any] | None = No
     """Fit an objective to the vocabulary and the training data, for a training loop of your own.
 
     ``known`` is a codec or has one (a fitted task, a loaded model); ``examples`` are then raw or encoded examples. Or
-    ``known`` is a Hugging Face model that `wrap` returned; ``examples`` are then items with ``labels`` or ``input_ids``.
+    ``known`` is a Hugging Face model that `wrap` returned; ``examples`` are then items with ``labels`` or
+    ``input_ids``.
     """
     if isinstance(known, WrappedModel):
         from unforced.huggingface.codec import LabelledExamples
@@ -157,7 +158,8 @@ def fitted(objective: Objective, known: Any, examples: Iterable[Any] | None = No
     codec = _codec_of(known)
     if codec is None:
         raise InputError(
-            f"{type(known).__name__} has no vocabulary: pass a codec, a fitted task, or a model that unforced.wrap returned"
+            f"{type(known).__name__} has no vocabulary: pass a codec, a fitted task, or a model that "
+            "unforced.wrap returned"
         )
     encoded = (each if isinstance(each, Encoded) else codec.encode(_example(each)) for each in examples or ())
     return fit_objective(objective, codec, list(encoded))
@@ -204,7 +206,9 @@ def _example(pair: Any) -> Example:
 def decode(
     model: Any, batch: Batch, method: Decoder | str = "beam", *, rng: torch.Generator | None = None, **fields: Any
 ) -> Hypotheses:
-    """Decode a batch with a decoder, such as ``unforced.decoding.Beam(beam=5)``, or with a registered one and its fields."""
+    """Decode a batch with a decoder, such as ``unforced.decoding.Beam(beam=5)``, or with a registered one and its
+    fields.
+    """
     if not isinstance(method, str):
         if fields:
             raise InputError(f"{', '.join(fields)}: fields go with the name of a decoder, not with an object")
@@ -221,9 +225,9 @@ def score(
 ) -> "list[Score]":
     """Compute energies and pseudo-log-likelihoods of sentences under a masked model.
 
-    ``model`` is a run folder or a folder saved by ``transformers``. For a model with sources, a sentence is the source, a
-    tab and the target. ``whole_words`` masks a token together with all later tokens of its word (PLL-word-l2r of Kauf and
-    Ivanova 2023).
+    ``model`` is a run folder or a folder saved by ``transformers``. For a model with sources, a sentence is the
+    source, a tab and the target. ``whole_words`` masks a token together with all later tokens of its word
+    (PLL-word-l2r of Kauf and Ivanova 2023).
     """
     from unforced.chains.readers import open_model
     from unforced.chains.scoring import score_lines
@@ -249,8 +253,8 @@ def sample(
     """Run Markov chains on the energy of a masked model in the folder ``output``, plot them and return a summary.
 
     ``kernel`` is a sampler of ``unforced.energy`` or its name. ``options`` are fields of
-    ``unforced.chains.options.ChainOptions`` and, if the kernel is a name, of the sampler. ``lines`` are texts, a file, or "-"
-    for standard input; see ``unforced.chains.sampling.sample``.
+    ``unforced.chains.options.ChainOptions`` and, if the kernel is a name, of the sampler. ``lines`` are texts, a
+    file, or "-" for standard input; see ``unforced.chains.sampling.sample``.
     """
     from unforced.chains import sampling
     from unforced.chains.options import ChainOptions

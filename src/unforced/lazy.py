@@ -10,8 +10,9 @@ from typing import Any
 def lazy_exports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """Return ``__getattr__``, ``__dir__`` and ``__all__`` for a package.
 
-    The names are those that the package imports under ``if TYPE_CHECKING:``. Editors and type checkers read these imports
-    directly; at run time each is done when its name is first used, so that ``import unforced`` does not import torch.
+    The names are those that the package imports under ``if TYPE_CHECKING:``. Editors and type checkers read these
+    imports directly; at run time each is done when its name is first used, so that ``import unforced`` does not
+    import torch.
     """
     module: Any = sys.modules[package]
     homes: dict[str, str] = {}

@@ -1,24 +1,26 @@
 """What models, objectives, decoders, samplers, metrics, tasks and codecs must offer, and what they may offer.
 
-No class needs to inherit from these protocols: it has to define their members. A protocol marked *optional* names members
-that a class may define on top of its main protocol; the library asks ``isinstance(x, Protocol)`` before it uses them.
+No class needs to inherit from these protocols: it has to define their members. A protocol marked *optional* names
+members that a class may define on top of its main protocol; the library asks ``isinstance(x, Protocol)`` before it
+uses them.
 
-| main protocol      | optional members (in the protocol of that name)                                                 |
-|--------------------|--------------------------------------------------------------------------------------------------|
-| `StepDecoder`      | `advance_at` (`SupportsAdvanceAt`)                                                               |
-| `MaskedModel`      | `features` (`SupportsFeatures`), `features_at` (`SupportsFeaturesAt`), `encoded`                 |
-|                    | (`SupportsEncoding`), `conditional_scores` (`SupportsConditionals`), `length_scores`             |
-|                    | (`SupportsLengths`), `log_z` (`SupportsLogZ`), shared contexts (`SupportsContexts`)              |
-| `ModelSpec`        | `reading` (`SupportsReading`)                                                                    |
-| `Objective`        | `with_models` (`SupportsModels`), `fitted` (`SupportsFitting`), `schedules` (`SupportsSchedules`), |
-|                    | `files` (`ReadsFiles`), `stepwise` (`Stepwise`)                                                  |
-| `Schedule`         | `unit` (`HasUnit`)                                                                               |
-| `Cost`             | `fitted` (`SupportsFitting`)                                                                     |
-| `Decoder`          | `reads_gold` (`ReadsGold`)                                                                       |
-| `Sampler`          | `energy` (`HasEnergy`), `forced` and `anneal` (`Annealed`)                                       |
-| `LikelihoodMetric` | `of` (`LikelihoodOf`), `final` (`FinalOnly`)                                                     |
-| `Task`             | `remarks` (`SupportsRemarks`), `reads_text` (`ReadsText`), `inner` (`WrapsTask`)                  |
-| `Codec`            | `special_ids` and `unknown_id` (`TokenizerIds`)                                                  |
+| main protocol      | optional members (in the protocol of that name)                                  |
+|--------------------|----------------------------------------------------------------------------------|
+| `StepDecoder`      | `advance_at` (`SupportsAdvanceAt`)                                               |
+| `MaskedModel`      | `features` (`SupportsFeatures`), `features_at` (`SupportsFeaturesAt`), `encoded` |
+|--------------------|----------------------------------------------------------------------------------|
+|--------------------|----------------------------------------------------------------------------------|
+| `ModelSpec`        | `reading` (`SupportsReading`)                                                    |
+| `Objective`        | `with_models` (`SupportsModels`), `fitted` (`SupportsFitting`), `schedules`      |
+|                    | (`SupportsSchedules`),                                                           |
+|--------------------|----------------------------------------------------------------------------------|
+| `Schedule`         | `unit` (`HasUnit`)                                                               |
+| `Cost`             | `fitted` (`SupportsFitting`)                                                     |
+| `Decoder`          | `reads_gold` (`ReadsGold`)                                                       |
+| `Sampler`          | `energy` (`HasEnergy`), `forced` and `anneal` (`Annealed`)                       |
+| `LikelihoodMetric` | `of` (`LikelihoodOf`), `final` (`FinalOnly`)                                     |
+| `Task`             | `remarks` (`SupportsRemarks`), `reads_text` (`ReadsText`), `inner` (`WrapsTask`) |
+| `Codec`            | `special_ids` and `unknown_id` (`TokenizerIds`)                                  |
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -270,7 +272,9 @@ class SupportsSchedules(Protocol):
 
 @runtime_checkable
 class ReadsFiles(Protocol):
-    """Optional for an `Objective` or an object in one of its fields: its data files. A run cannot resume if they changed."""
+    """Optional for an `Objective` or an object in one of its fields: its data files. A run cannot resume if they
+    changed.
+    """
 
     @property
     def files(self) -> Sequence[Path]: ...
@@ -278,7 +282,9 @@ class ReadsFiles(Protocol):
 
 @runtime_checkable
 class Stepwise(Protocol):
-    """Optional for an `Objective`: whether it runs the decoder one step at a time, which excludes gradient checkpointing."""
+    """Optional for an `Objective`: whether it runs the decoder one step at a time, which excludes gradient
+    checkpointing.
+    """
 
     stepwise: bool
 
@@ -420,7 +426,8 @@ class LikelihoodMetric(Protocol):
 class LikelihoodOf(Protocol):
     """Optional for a `LikelihoodMetric` of masked models: what stands for −log p(target); "exact" by default.
 
-    "masked" sums −log p of each token given all others by the model's softmax, "pseudo" by the conditionals of its energy.
+    "masked" sums −log p of each token given all others by the model's softmax, "pseudo" by the conditionals of its
+    energy.
     """
 
     of: str

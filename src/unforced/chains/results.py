@@ -163,7 +163,8 @@ class ChainSummary(NamedTuple):
             )
         if data["unconverged_examples"]:
             found.append(
-                f"{data['unconverged_examples']} of {data['examples']} examples have R-hat above {MAX_RHAT} or an effective "
+                f"{data['unconverged_examples']} of {data['examples']} examples have R-hat above {MAX_RHAT} or "
+                "an effective "
                 f"sample size below {MIN_ESS:.0f}: run more sweeps before using means over the samples"
             )
         return found
@@ -193,7 +194,8 @@ def score_samples(
 ) -> Scores:
     """Score the outputs of all examples for each kept sweep, as the mean over chains.
 
-    ``samples`` are lines of samples.jsonl and ``answers`` the references of each example. Likelihood metrics are skipped.
+    ``samples`` are lines of samples.jsonl and ``answers`` the references of each example. Likelihood metrics are
+    skipped.
     """
     outputs: dict[int, dict[int, dict[int, str]]] = {}  # sweep -> chain -> example -> output
     for line in samples:

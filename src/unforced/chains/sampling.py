@@ -1,7 +1,8 @@
 """Run Markov chains of a masked model in a folder: what ``unforced sample`` does.
 
-Interrupted runs continue with ``resume`` and end with the same bits. The random numbers of a sweep depend on the seed and
-on the number of the sweep, so that sweeps can be added to a finished run. `results` describes the files of the folder.
+Interrupted runs continue with ``resume`` and end with the same bits. The random numbers of a sweep depend on the seed
+and on the number of the sweep, so that sweeps can be added to a finished run. `results` describes the files of the
+folder.
 """
 
 import hashlib
@@ -193,9 +194,9 @@ def run_chains(
 ) -> Traces:
     """Run chains that start from tokens [B·chains,T] in a folder and return their traces.
 
-    The folder must be new or empty unless ``resume`` is set, which continues from the newest valid checkpoint, bit for bit.
-    ``facts`` describe the chains and must not change then. ``show`` converts the tokens of kept sweeps to text. SIGTERM
-    and SIGINT save a checkpoint and raise ``SystemExit`` with code 143 or 130.
+    The folder must be new or empty unless ``resume`` is set, which continues from the newest valid checkpoint, bit
+    for bit. ``facts`` describe the chains and must not change then. ``show`` converts the tokens of kept sweeps to
+    text. SIGTERM and SIGINT save a checkpoint and raise ``SystemExit`` with code 143 or 130.
     """
     place = ChainFolder(folder)
     keep_every, chains = options.keep_every, options.chains

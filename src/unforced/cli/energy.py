@@ -27,8 +27,8 @@ def score(
 ) -> None:
     """Score sentences from standard input, one per line, with a masked model.
 
-    Write a line for each sentence with tabs between the columns: raw energy, local energy, pseudo-log-likelihood, number
-    of tokens, sentence.
+    Write a line for each sentence with tabs between the columns: raw energy, local energy, pseudo-log-likelihood,
+    number of tokens, sentence.
 
     Parameters
     ----------
@@ -96,8 +96,8 @@ def sample(
 ) -> None:
     """Sample sequences from a masked model by Markov chains, in a folder.
 
-    Print acceptance rates, energies, R-hat, the effective sample size of the energy, and stuck chains. OUTPUT/traces.svg
-    plots the chains, OUTPUT/samples.jsonl has the sequences.
+    Print acceptance rates, energies, R-hat, the effective sample size of the energy, and stuck chains.
+    OUTPUT/traces.svg plots the chains, OUTPUT/samples.jsonl has the sequences.
 
     Parameters
     ----------
@@ -128,8 +128,8 @@ def sample(
     options.forced
         First sweeps in which every proposal is accepted.
     input_
-        File of lines, - for standard input: sources for a model with sources (source, tab, target with --start data), or
-        sentences that set the lengths. Default: a split of the run's data.
+        File of lines, - for standard input: sources for a model with sources (source, tab, target with --start data),
+        or sentences that set the lengths. Default: a split of the run's data.
     split
         Split of the run's data.
     examples

@@ -100,7 +100,8 @@ def decode(
     method
         Decoder of the run's recipe, or any decoder of "unforced list decoders".
     nbest
-        Number of outputs per source; with more than one, each line has the number of the source, the score and the output.
+        Number of outputs per source; with more than one, each line has the number of the source, the score and the
+        output.
     checkpoint
         best, last, or the name of a checkpoint.
     batch

@@ -43,8 +43,8 @@ class PoolMemory(NamedTuple):
 class Pool:
     """Finished hypotheses leave the beam: the beam search of Hugging Face's ``generate``.
 
-    Of the best 2K continuations, those that end (by EOS or at the last step) enter the pool if they are among the best K,
-    with the score log p / length^λ. The best K that do not end continue.
+    Of the best 2K continuations, those that end (by EOS or at the last step) enter the pool if they are among the
+    best K, with the score log p / length^λ. The best K that do not end continue.
     """
 
     constraints: Constraints
@@ -81,7 +81,9 @@ class Pool:
         return Selection(memory, move, record, self.can_improve(t + 1, memory))
 
     def add_to_pool(self, t: int, log_probs: Tensor, memory: PoolMemory) -> PoolMemory:
-        """Keep the best K of the pool and this step's first K nodes; ``log_probs`` [B,K] is −inf for those that continue."""
+        """Keep the best K of the pool and this step's first K nodes; ``log_probs`` [B,K] is −inf for those that
+        continue.
+        """
         scores = torch.cat([memory.pool_scores, log_probs / (t + 1) ** self.length_penalty], dim=1)
         scores, kept = top(scores, self.width)
         nodes = torch.arange(self.width, device=kept.device).expand_as(kept)

@@ -24,9 +24,9 @@ def enumerate_sequences(
 ) -> Hypotheses:
     """Return all N possible outputs of the single example in ``batch``, the most probable first: [1,N,T].
 
-    Outputs end in EOS or have as many tokens as the example's limit (`unforced.decoding.search`). Outputs of probability
-    zero are left out. Both scores of the result are sums of log-probabilities, or with ``scores="global"`` sums of the
-    model's scores. Raise `InputError` if there may be more than ``most`` outputs.
+    Outputs end in EOS or have as many tokens as the example's limit (`unforced.decoding.search`). Outputs of
+    probability zero are left out. Both scores of the result are sums of log-probabilities, or with
+    ``scores="global"`` sums of the model's scores. Raise `InputError` if there may be more than ``most`` outputs.
 
     >>> from unforced.models.toy import Toy
     >>> from unforced.types import Sizes, Symbols

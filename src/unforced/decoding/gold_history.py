@@ -19,8 +19,8 @@ class GoldHistory(Options):
     """Take the most probable token at each step **given the reference before it**: ŷ_t = argmax_w log p(w | y*_<t, x).
 
     This reads the targets, so it is for analysis only. Its lead over greedy search is the cost of the model's own
-    mistakes later in an output, and about the most that a cure of exposure bias can gain. Outputs have the length of the
-    reference, or end at the first end symbol.
+    mistakes later in an output, and about the most that a cure of exposure bias can gain. Outputs have the length of
+    the reference, or end at the first end symbol.
 
     >>> import torch
     >>> from unforced.models.toy import Toy

@@ -1,9 +1,9 @@
 """The search loop that all decoders share, and the limits of outputs: lengths and banned tokens.
 
 Every decoder has two fields for lengths, which equal ``min_new_tokens`` and ``max_new_tokens`` of Hugging Face's
-``generate``. ``min_length`` is the smallest number of tokens before the end symbol. ``max_length`` is the largest number
-of tokens, end symbol included: a search makes at most that many steps, and an output that has not ended by then is
-returned without an end symbol. The probabilities of all outputs therefore sum to one.
+``generate``. ``min_length`` is the smallest number of tokens before the end symbol. ``max_length`` is the largest
+number of tokens, end symbol included: a search makes at most that many steps, and an output that has not ended by
+then is returned without an end symbol. The probabilities of all outputs therefore sum to one.
 """
 
 from contextlib import nullcontext
@@ -35,8 +35,9 @@ def check_lengths(min_length: int, max_length: int | None) -> None:
 def limits(batch: Batch, min_length: int = 0, max_length: int | None = None) -> Tensor:
     """Return the number of steps [B] that each example may take; it does not depend on the rest of the batch.
 
-    Outputs without an end symbol take exactly ``batch.length`` steps. Otherwise the limit is ``max_length``, and if that
-    is None: ``batch.length`` if the task sets it, 2 S + 10 for a source of S tokens, else 256; at least ``min_length`` + 1.
+    Outputs without an end symbol take exactly ``batch.length`` steps. Otherwise the limit is ``max_length``, and if
+    that is None: ``batch.length`` if the task sets it, 2 S + 10 for a source of S tokens, else 256; at least
+    ``min_length`` + 1.
 
     >>> gold = torch.tensor([[3, 2], [4, 2]])
     >>> source = torch.tensor([[5, 6, 7], [8, 0, 0]])
@@ -174,8 +175,8 @@ class Selection(NamedTuple):
 class Selector(Protocol):
     """The part of a search that chooses among continuations.
 
-    Selectors have no state. What they accumulate is their ``memory``, a tree of tensors with examples first: the loop can
-    drop examples from it, and gradients flow through it.
+    Selectors have no state. What they accumulate is their ``memory``, a tree of tensors with examples first: the loop
+    can drop examples from it, and gradients flow through it.
     """
 
     @property

@@ -1,8 +1,8 @@
 """The continuous relaxation of beam search (Goyal et al. 2018, cited as CRB) as a selector and a decoder.
 
-The soft top-k (CRB Algorithm 2) gives K mixtures p_i ∝ exp(−α (s̃ − m_i)²) over the k·V continuations, where m_i is the i-th
-largest s̃. Only scores near some m_i carry weight, so it is enough to weigh the best M. The mass of p_i on all others is at
-most
+The soft top-k (CRB Algorithm 2) gives K mixtures p_i ∝ exp(−α (s̃ − m_i)²) over the k·V continuations, where m_i is
+the i-th largest s̃. Only scores near some m_i carry weight, so it is enough to weigh the best M. The mass of p_i on
+all others is at most
 
     (k·V − M) · exp(−α (s̃_(M) − m_i)²) / Z_i
 
@@ -47,9 +47,11 @@ EXACT = 4096  # up to this many are weighed in double precision
 
 
 class Continuations(NamedTuple):
-    """The continuations at a step: s̃[b,i,w] = so_far[b,i] + scores[b,i,w] (+ extra[b,w]), and padding of finished mass.
+    """The continuations at a step: s̃[b,i,w] = so_far[b,i] + scores[b,i,w] (+ extra[b,w]), and padding of finished
+    mass.
 
-    An empty place of the beam, or one that has ended completely, has none; one that has not ended at all has no padding.
+    An empty place of the beam, or one that has ended completely, has none; one that has not ended at all has no
+    padding.
     """
 
     so_far: Tensor  # [B,k]
@@ -230,8 +232,9 @@ class SoftTop:
         input a_i · E;  state Σ_j b_i[j] h_j;  score Σ p_i s̃;  cost D_i = a_i · d_t + Σ_j b_i[j] D_j
 
     φ_i is the mass of p_i on EOS and padding, and s̃ the log of a mixture: s̃[i,w] = s_i + log(1 − φ_i) + f(h_i, w) and
-    s̃[i,pad] = s_i + log φ_i. As α grows, this becomes `unforced.decoding.beam.Stay`. CRB starts from K equal hypotheses,
-    which stay equal; here the beam starts with one. The best score is subtracted at each step, for precision.
+    s̃[i,pad] = s_i + log φ_i. As α grows, this becomes `unforced.decoding.beam.Stay`. CRB starts from K equal
+    hypotheses, which stay equal; here the beam starts with one. The best score is subtracted at each step, for
+    precision.
     """
 
     constraints: Constraints

@@ -56,8 +56,8 @@ def score_outputs(
 ) -> Tensor:
     """Return log p(y | x) [R] of outputs [R,T] with ``lengths`` [R] tokens each, end symbol included.
 
-    Row r is an output of example ``examples[r]``; without ``examples`` each example has R/B adjacent rows. Outputs of up
-    to 1, 2, 4, 8, … tokens are fed together, so that a few long outputs do not pad all others.
+    Row r is an output of example ``examples[r]``; without ``examples`` each example has R/B adjacent rows. Outputs of
+    up to 1, 2, 4, 8, … tokens are fed together, so that a few long outputs do not pad all others.
     """
     state = model.start(batch) if state is None else state
     if examples is None:

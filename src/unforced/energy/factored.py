@@ -150,7 +150,8 @@ def _slabs(
 ) -> Iterator[tuple[int, Tensor]]:
     """Yield l or r of all strings on one side in slabs: the number of the first string, and [n,J].
 
-    ``nearest`` are the choices on that side, starting next to the token. ``contexts`` are those of strings of each length.
+    ``nearest`` are the choices on that side, starting next to the token. ``contexts`` are those of strings of each
+    length.
     """
     if not nearest:
         yield 0, model.project_contexts(side, model.empty_context())

@@ -1,4 +1,5 @@
-"""Scores of masked positions: copies of sequences with different positions masked, run in micro-batches of similar length.
+"""Scores of masked positions: copies of sequences with different positions masked, run in micro-batches of similar
+length.
 
 Optional methods of a model (``unforced.protocols``: `SupportsFeatures`, `SupportsFeaturesAt`, `SupportsConditionals`,
 `SupportsEncoding`) save work and do not change the results.
@@ -155,7 +156,8 @@ def measure_positions(
 ) -> tuple[Tensor, Tensor | None]:
     """Apply ``measure`` to the scores of the tokens in the mask ``where`` [R,T]; see `score_positions`.
 
-    Return the values [R,T,...], 0 outside the mask, and with ``keep_features`` the features [R,T,H] if the model has any.
+    Return the values [R,T,...], 0 outside the mask, and with ``keep_features`` the features [R,T,H] if the model has
+    any.
     """
     row, position = where.nonzero(as_tuple=True)
     numbers, values, features = [], [], []

@@ -1,10 +1,11 @@
-"""Exact log Z and exact conditionals of energy models, by enumeration of all sequences with the variables of an example.
+"""Exact log Z and exact conditionals of energy models, by enumeration of all sequences with the variables of an
+example.
 
     log Z = log Σ_y exp(−E(y)),    −log p(y) = E(y) + log Z
 
 Z is a sum over sequences of one length, and for one source if there is a source. Any masked model is enumerated in
-constant memory. Models whose score depends on a left and a right context (`SupportsContexts`, for example the model ``field``)
-encode each prefix and suffix once, which makes billions of sequences feasible.
+constant memory. Models whose score depends on a left and a right context (`SupportsContexts`, for example the model
+``field``) encode each prefix and suffix once, which makes billions of sequences feasible.
 """
 
 import math
@@ -42,9 +43,9 @@ def log_partition(
 ) -> Tensor:
     """Compute log Z of each example without gradients and with dropout off: [B] float64.
 
-    A model with `SupportsContexts` sums over spaces of any size with ``cells`` energies in memory. Other models enumerate
-    at most ``most`` sequences, ``rows`` at a time. Without sources, a ``cache`` shared by several batches avoids repeated sums;
-    it is valid for one model, kind and set of symbols.
+    A model with `SupportsContexts` sums over spaces of any size with ``cells`` energies in memory. Other models
+    enumerate at most ``most`` sequences, ``rows`` at a time. Without sources, a ``cache`` shared by several batches
+    avoids repeated sums; it is valid for one model, kind and set of symbols.
     """
     check_value("kind", Kind, kind)
     cache = {} if cache is None else cache
@@ -212,7 +213,8 @@ Sequences = Callable[[int, int], tuple[Tensor, Tensor]]  # start, stop -> exampl
 def energies_in_parts(
     model: Any, batch: Batch, count: int, sequences: Sequences, kind: Kind = "raw", rows: int = ROWS
 ) -> Tensor:
-    """Return E of ``count`` sequences, [count]. At most ``rows`` masked copies exist at a time, also in the backward pass.
+    """Return E of ``count`` sequences, [count]. At most ``rows`` masked copies exist at a time, also in the backward
+    pass.
 
     ``sequences(start, stop)`` returns the tokens of some sequences and the number of the example of each.
     """

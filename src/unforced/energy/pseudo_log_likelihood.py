@@ -56,7 +56,8 @@ def token_scores(
     - "left_to_right": a token with all later tokens of its word (PLL-word-l2r of Kauf and Ivanova 2023).
     - "whole": all tokens of a word together (PLL-whole-word). Tokens of a word otherwise predict each other.
 
-    ``words`` [B,T] numbers the word of each token, −1 for none. A micro-batch has at most ``tokens`` tokens, or one copy.
+    ``words`` [B,T] numbers the word of each token, −1 for none. A micro-batch has at most ``tokens`` tokens, or one
+    copy.
     """
     blocks = _word_blocks(model, batch, words, masking)
     where, log_prob = variables(batch), _log_prob(over, batch.symbols)

@@ -6,8 +6,8 @@
     state, report = sweep(kernel, rng, state)          # steps until each chain has visited all its positions
 
 A state has tensors only. A state and the generator's state continue a chain bit by bit. Chains of different lengths
-share a sweep: a chain that has finished its sweep waits, at no cost. The random numbers of a chain depend on the seed of
-the sweep, the example and the number of the chain, not on other chains.
+share a sweep: a chain that has finished its sweep waits, at no cost. The random numbers of a chain depend on the seed
+of the sweep, the example and the number of the chain, not on other chains.
 """
 
 from abc import ABC, abstractmethod

@@ -33,9 +33,9 @@ def make_batch(
     - Encoder-decoder models: ``input_ids`` are the sources and labels the outputs. Another main input of the encoder
       (pixels, audio features) may replace ``input_ids``.
     - Causal models: labels are the input ids, or −100 where a token is given and not learned. The scored tokens are the
-      gold, and everything before them is the prompt. The first token of a row is never scored. A row with several runs of
-      scored tokens (a dialogue) becomes one example per run. Rows without scored tokens are left out if others have some.
-      Padding may be on either side.
+      gold, and everything before them is the prompt. The first token of a row is never scored. A row with several
+      runs of scored tokens (a dialogue) becomes one example per run. Rows without scored tokens are left out if
+      others have some. Padding may be on either side.
     - Masked models: the gold are the labels, and the input ids where there is no label. Positions with a label count.
 
     Args:
@@ -159,7 +159,8 @@ def masked_batch(
 
 # ---- Example ids ----
 #
-# Data sets of a Trainer do not number their examples. A hash of an example's content takes the place of its number, so that
+# Data sets of a Trainer do not number their examples. A hash of an example's content takes the place of its number,
+# so that
 # what an objective draws for an example does not depend on micro-batches, processes and padding.
 
 

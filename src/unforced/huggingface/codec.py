@@ -19,9 +19,9 @@ from unforced.types import Batch, Encoded, Example
 class TokenizerCodec(ModelVocabulary):
     """Text in and out by the tokenizer of a folder, as batches for the kind of model in it.
 
-    Encoder-decoder models read ``template`` with the source in it; labels are what the tokenizer makes of a target. Causal
-    models continue the template with the target; a text without a source follows the start symbol. Masked models read
-    texts without sources, with all special tokens.
+    Encoder-decoder models read ``template`` with the source in it; labels are what the tokenizer makes of a target.
+    Causal models continue the template with the target; a text without a source follows the start symbol. Masked
+    models read texts without sources, with all special tokens.
     """
 
     def __init__(

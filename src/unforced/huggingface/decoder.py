@@ -23,7 +23,8 @@ from unforced.types import Batch, DecoderState, Tree
 
 # ---- Caches ----
 #
-# The caches of transformers are objects that a forward pass changes. A state holds only the tensors of a cache, with rows
+# The caches of transformers are objects that a forward pass changes. A state holds only the tensors of a cache, with
+# rows
 # first, and the layout, which is never changed: each forward pass gets a new cache object.
 
 
@@ -218,8 +219,8 @@ class SharedState(NamedTuple):
 class WrappedDecoder(WrappedModel, ABC):
     """A transformers model that generates, as a ``StepDecoder``.
 
-    The first input of an example is always ``batch.prefix[:, 0]``. If that is not the start symbol, such as the last token
-    of a causal model's prompt, it replaces the start symbol that a search feeds.
+    The first input of an example is always ``batch.prefix[:, 0]``. If that is not the start symbol, such as the last
+    token of a causal model's prompt, it replaces the start symbol that a search feeds.
     """
 
     def __init__(self, model: nn.Module, vocabulary: ModelVocabulary) -> None:
@@ -263,7 +264,8 @@ class WrappedDecoder(WrappedModel, ABC):
         shared: SharedState = state.shared
         if shared.lost:
             raise InputError(
-                f"{class_name(self.model)} keeps no cache while training with {shared.lost}, but this method goes step by "
+                f"{class_name(self.model)} keeps no cache while training with {shared.lost}, but this method "
+                "goes step by "
                 "step: turn that off"
             )
         wanted = inputs.shape[1]

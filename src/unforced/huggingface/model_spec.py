@@ -33,8 +33,9 @@ TOKENIZER_FILES = ("tokenizer*", "vocab*", "merges.txt", "*.model", "*.spm", "*.
 class HuggingFace(Options):
     """A pretrained model of transformers: a folder with configuration, safetensors and tokenizer.
 
-    Text goes through the folder's tokenizer, whatever the task says about tokens. Nothing is downloaded unless ``download``
-    is true. Code in the folder never runs unless the environment variable UNFORCED_TRUST_REMOTE_CODE is 1.
+    Text goes through the folder's tokenizer, whatever the task says about tokens. Nothing is downloaded unless
+    ``download`` is true. Code in the folder never runs unless the environment variable UNFORCED_TRUST_REMOTE_CODE is
+    1.
     """
 
     path: NonEmptyStr  # a local folder

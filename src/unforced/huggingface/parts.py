@@ -52,7 +52,8 @@ def find_parts(model: Any) -> Parts:
             return Parts(_path(model, owner), tuple(path.split(".")), name, accepts, cache)
         missing |= lacking | (set() if cache else {CACHE_NAMES[0]})
     raise InputError(
-        f"the decoder of {class_name(model)} has no {' and no '.join(sorted(missing))}, which soft inputs and states that "
+        f"the decoder of {class_name(model)} has no {' and no '.join(sorted(missing))}, which soft inputs and "
+        "states that "
         "can be mixed need"
     )
 

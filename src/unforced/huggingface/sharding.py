@@ -15,9 +15,9 @@ from unforced.types import Batch, Loss, Progress
 def shard(model: nn.Module, **options: Any) -> nn.Module:
     """Split a model's parameters, gradients and optimizer state over all processes (FSDP2), as one unit.
 
-    The model is gathered once at the start of a forward pass and stays gathered until the gradients are computed. Methods
-    that go step by step take as many steps as their examples are long, so processes cannot meet at every layer of every
-    step. ``options`` are passed to ``torch.distributed.fsdp.fully_shard``.
+    The model is gathered once at the start of a forward pass and stays gathered until the gradients are computed.
+    Methods that go step by step take as many steps as their examples are long, so processes cannot meet at every
+    layer of every step. ``options`` are passed to ``torch.distributed.fsdp.fully_shard``.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method

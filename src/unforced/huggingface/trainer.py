@@ -70,12 +70,14 @@ class ObjectiveMixin(Base):
             (self.compute_loss_func is not None, "give either an objective or compute_loss_func, not both"),
             (
                 args.n_gpu > 1,
-                f"objectives use one GPU per process, but this process has {args.n_gpu}: start one process per GPU with "
+                f"objectives use one GPU per process, but this process has {args.n_gpu}: start one process per "
+                "GPU with "
                 "torchrun, or set CUDA_VISIBLE_DEVICES",
             ),
             (
                 self.is_deepspeed_enabled or self.is_fsdp_enabled or args.fsdp,
-                "DeepSpeed and the fsdp argument split a model layer by layer, which does not work with methods that go "
+                "DeepSpeed and the fsdp argument split a model layer by layer, which does not work with "
+                "methods that go "
                 "step by step: use unforced.shard(model)",
             ),
             (
@@ -84,7 +86,8 @@ class ObjectiveMixin(Base):
             ),
             (
                 args.gradient_checkpointing and isinstance(self.objective, Stepwise) and self.objective.stepwise,
-                f"{type(self.objective).__name__} goes step by step and needs a cache, which a model keeps only without "
+                f"{type(self.objective).__name__} goes step by step and needs a cache, which a model keeps "
+                "only without "
                 "gradient checkpointing: turn gradient_checkpointing off",
             ),
             (

@@ -36,8 +36,8 @@ def wrap(
     """Wrap a transformers model as a ``StepDecoder`` (encoder-decoder, causal) or a ``MaskedModel`` (masked).
 
     Parameters are shared, not copied: ``wrap(m).model is m``. Special tokens come from the arguments, else from the
-    tokenizer, else from the model's configurations. Of these, decoders follow only special tokens and suppressed tokens;
-    of several end tokens they use the first.
+    tokenizer, else from the model's configurations. Of these, decoders follow only special tokens and suppressed
+    tokens; of several end tokens they use the first.
 
     Args:
         hf_model: The model, with its output layer.
@@ -87,7 +87,8 @@ def _trial(wrapped: Any) -> Iterator[None]:
             yield
     except (TypeError, ValueError, AttributeError, LookupError, RuntimeError) as error:
         raise InputError(
-            f"{class_name(wrapped.model)} cannot be wrapped: a trial run failed ({type(error).__name__}: {one_line(error)})"
+            f"{class_name(wrapped.model)} cannot be wrapped: a trial run failed ({type(error).__name__}: "
+            f"{one_line(error)})"
         ) from error
     finally:
         for module in training:

@@ -9,12 +9,14 @@ Each replicate has two parts:
 1. The examples are drawn with replacement (`interval`, `paired_bootstrap`) or swapped between the systems
    (`paired_test`), the same ones in all seeds and both systems.
 2. With S > 1 seeds, the mean of S deviations x_s − x̄ drawn with replacement is added. It is scaled by √(S/(S − 1)),
-   because draws from S values vary too little by this factor (Rao and Wu, 1988), and by √(Var a / Var x), because part 1
-   has the noise of the examples already. Var a is Var x minus the variance over replicates of a seed's deviation.
+   because draws from S values vary too little by this factor (Rao and Wu, 1988), and by √(Var a / Var x), because
+   part 1 has the noise of the examples already. Var a is Var x minus the variance over replicates of a seed's
+   deviation.
 
-In simulations with two to five seeds, 95 % intervals cover 93 to 96 % and a 5 % test rejects 3 to 7 % of equal systems. If
-seeds vary three times as much as the test set does, two seeds cover 84 % and reject 15 % (the test without part 2: 35 %),
-five seeds cover 92 % and reject 8 %. With one seed, intervals and tests are about that trained model only.
+In simulations with two to five seeds, 95 % intervals cover 93 to 96 % and a 5 % test rejects 3 to 7 % of equal
+systems. If seeds vary three times as much as the test set does, two seeds cover 84 % and reject 15 % (the test
+without part 2: 35 %), five seeds cover 92 % and reject 8 %. With one seed, intervals and tests are about that trained
+model only.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -98,7 +100,8 @@ def paired_bootstrap(
 def paired_test(
     score: ScoreFunction, a: Statistics, b: Statistics, *, samples: int = 10000, seed: int = 0
 ) -> PairedTest:
-    """Test a difference by approximate randomisation: swap the outputs of each example with probability ½ (Noreen, 1989).
+    """Test a difference by approximate randomisation: swap the outputs of each example with probability ½ (Noreen,
+    1989).
 
     If c of n permuted differences are at least as large as the observed one, p = (c + 1)/(n + 1).
 

@@ -340,7 +340,8 @@ def _caption_counts(caption: str | Sequence[str]) -> list[Counter[Gram]]:
 class ErrorRate(RatioMetric):
     """100 · Σ (insertions + deletions + substitutions) / Σ length of the answer, over the corpus.
 
-    Of several answers the nearest counts; of equally near answers the first. Statistics: [errors, length of that answer].
+    Of several answers the nearest counts; of equally near answers the first. Statistics: [errors, length of that
+    answer].
 
     >>> metric = ErrorRate("phoneme_error")
     >>> rows = metric.statistics(["K AE T S", "AH"], [["K AA T", "K AE T"], ["EY"]])

@@ -21,8 +21,8 @@ from unforced.types import Batch, Sizes
 class Field(Options):
     """score(y_t = w) = P_w · tanh(L f(y_<t) + R b(y_>t) + c) + bias_w: Goyal (2021), section 6.2.3.
 
-    f is the last state of an LSTM over the tokens before t, and b that of an LSTM over the tokens after t, read from the
-    end. A token never contributes to its own score, so one pass scores every position given all others.
+    f is the last state of an LSTM over the tokens before t, and b that of an LSTM over the tokens after t, read from
+    the end. A token never contributes to its own score, so one pass scores every position given all others.
     """
 
     hidden: Count = 64  # width of each LSTM

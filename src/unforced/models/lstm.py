@@ -167,7 +167,8 @@ class Recurrence(nn.Module):
 
 @dataclass(frozen=True)
 class LSTM(Options):
-    """An LSTM decoder over an LSTM encoder (token ids) or a convolutional one (images); a language model without source.
+    """An LSTM decoder over an LSTM encoder (token ids) or a convolutional one (images); a language model without
+    source.
 
     With ``attention="bahdanau"`` (Bahdanau et al. 2015) contexts are computed after the recurrence, so that teacher
     forcing is one fused call:
@@ -178,8 +179,8 @@ class LSTM(Options):
 
         c_t = attend(h_{t−1}),  h_t = LSTM(h_{t−1}, [y_{t−1}; c_t]),  features_t = tanh(W [h_t; c_t])
 
-    With ``attention="fixed"``, for tagging, c_t is encoder state t and enters the recurrence, and the decoder starts from
-    zeros. If the data has classes, an embedding of the class is added to every input of the language model.
+    With ``attention="fixed"``, for tagging, c_t is encoder state t and enters the recurrence, and the decoder starts
+    from zeros. If the data has classes, an embedding of the class is added to every input of the language model.
     """
 
     hidden: Count = 256  # width of the decoder, of the attention and of each direction of the encoder

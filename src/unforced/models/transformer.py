@@ -343,7 +343,8 @@ class TransformerModel(TransformerDecoder):
 
 @dataclass(frozen=True)
 class Causal(Options):
-    """A decoder-only Transformer over tokens or pixels; with classes, an embedding of the class is added to every input.
+    """A decoder-only Transformer over tokens or pixels; with classes, an embedding of the class is added to every
+    input.
 
     Its blocks are those of `Transformer`.
     """

@@ -199,7 +199,8 @@ class Table:
             raise InputError(f"table(batch) must return a tensor, got {type(found).__name__}")
         if found.dim() != 3 or found.shape[:2] != batch.gold.shape:
             raise InputError(
-                f"table(batch) must have the shape [B,T,V] with [B,T] = {list(batch.gold.shape)}, got {list(found.shape)}"
+                f"table(batch) must have the shape [B,T,V] with [B,T] = {list(batch.gold.shape)}, got "
+                f"{list(found.shape)}"
             )
         if not bool((found[batch.mask].isfinite() & (found[batch.mask] >= 0)).all()):
             raise InputError("table(batch) must have finite entries of at least 0")

@@ -27,11 +27,12 @@ from unforced.types import Batch, Loss
 class KLProjection(EnergyObjective):
     """Minimise Σ_t KL(p_mlm(y_t | y*\\t) ‖ p(y_t | y*\\t; θ)) + λ · pseudo-likelihood over the training sequences.
 
-    p is the true conditional of the trained energy model (see `PseudoLikelihood`). p_mlm is the softmax of the teacher at
-    a masked position. Start from the same weights with ``training.warm_start``.
+    p is the true conditional of the trained energy model (see `PseudoLikelihood`). p_mlm is the softmax of the
+    teacher at a masked position. Start from the same weights with ``training.warm_start``.
 
     Without a teacher, p_mlm belongs to the trained model itself, and gradients flow through both sides. A model without
-    knowledge agrees with itself, so λ must then be positive. The metrics ``kl`` and ``pseudo_nll`` are means over tokens.
+    knowledge agrees with itself, so λ must then be positive. The metrics ``kl`` and ``pseudo_nll`` are means over
+    tokens.
     """
 
     teacher: FrozenModel | None = None  # run folder of a masked model that is not trained; the trained model if none
@@ -70,7 +71,9 @@ class KLProjection(EnergyObjective):
 
 
 def free_conditionals(model: MaskedModel, batch: Batch, where: Tensor, rows: int) -> Tensor:
-    """Return log p_mlm(y_i = w | y\\i) [N,V], the softmax of the scores, each of the N positions ``where`` masked alone."""
+    """Return log p_mlm(y_i = w | y\\i) [N,V], the softmax of the scores, each of the N positions ``where`` masked
+    alone.
+    """
     example, position = where.nonzero(as_tuple=True)
     scores = masked_copies.scores_at(model, batch, batch.gold, example, position.unsqueeze(1), rows=rows).squeeze(1)
     return torch.log_softmax(allowed_scores(scores, batch), dim=1)

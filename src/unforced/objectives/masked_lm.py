@@ -27,8 +27,9 @@ class MaskedLM(MaskedObjective):
     - ``uniform``: a random number from 1 to n, as conditional masked models are trained;
     - ``fixed``: ``rate`` · n, rounded, at least one;
     - ``one``: a single token;
-    - ``each``: every token, each in a copy of its own. This is the degenerate pseudo-likelihood (Goyal 2021, section 6.2.1),
-      the expectation of ``one``. It costs n copies, or one pass if the model scores all positions at once, as ``field``.
+    - ``each``: every token, each in a copy of its own. This is the degenerate pseudo-likelihood (Goyal 2021, section
+      6.2.1), the expectation of ``one``. It costs n copies, or one pass if the model scores all positions at once, as
+      ``field``.
     """
 
     hidden: Literal["uniform", "fixed", "one", "each"] = "uniform"  # how many tokens are masked

@@ -38,14 +38,15 @@ class MinimumRisk(Options):
     expected cost; as α tends to 0, all candidates weigh the same.
 
     The total is divided by the number of examples. Start from a model trained with cross-entropy. Metrics: the expected
-    cost (``cost``), the mean cost of all samples (``sampled_cost``), the number of ``candidates``, and ``nll`` of the target
-    if it is scored.
+    cost (``cost``), the mean cost of all samples (``sampled_cost``), the number of ``candidates``, and ``nll`` of the
+    target if it is scored.
     """
 
     samples: Count = 20  # outputs drawn per example
     alpha: Positive | Schedule = 0.005  # sharpness of Q
     gold: bool = True  # whether the target is a candidate
-    # Δ of two outputs without end symbols: differing positions, edit distance, 1 − smoothed sentence BLEU-4 of token ids,
+    # Δ of two outputs without end symbols: differing positions, edit distance, 1 − smoothed sentence BLEU-4 of token
+    # ids,
     # or a function of two lists of token ids
     cost: Kind | Callable[[list[int], list[int]], float] = "hamming"
     temperature: Positive = 1.0  # of the sampling
@@ -113,7 +114,9 @@ class MinimumRisk(Options):
         return concatenate_outputs(gold, drawn)
 
     def judge_outputs(self, outputs: Tensor, where: Tensor, symbols: Symbols) -> Tensor:
-        """Return the costs [B,N] of outputs [B,N,T] where ``where`` is true; the first output of an example is the target."""
+        """Return the costs [B,N] of outputs [B,N,T] where ``where`` is true; the first output of an example is the
+        target.
+        """
         if symbols.eos is not None:
             outputs = outputs.masked_fill(outputs == symbols.eos, END)
         if self.cost == "hamming":

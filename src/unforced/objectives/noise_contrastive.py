@@ -151,7 +151,8 @@ class NgramNoise(NamedTuple):
 class ModelNoise(NamedTuple):
     """Samples of a frozen model with the end symbol excluded.
 
-    A `StepDecoder` generates from left to right. A `MaskedModel` fills all positions independently, with all tokens masked.
+    A `StepDecoder` generates from left to right. A `MaskedModel` fills all positions independently, with all tokens
+    masked.
     """
 
     model: Any
@@ -288,7 +289,8 @@ class NoiseContrastive(EnergyObjective):
         if counts is None:
             if self.noise != "uniform":
                 raise InputError(
-                    f"noise_contrastive is not fitted to {self.noise} counts: call unforced.fitted(objective, codec, examples) first"
+                    f"noise_contrastive is not fitted to {self.noise} counts: call unforced.fitted(objective, "
+                    "codec, examples) first"
                 )
             counts = self._counted((), int(allowed_ids(model, batch)[-1]) + 1, batch.symbols)
         found = counts.to(batch.gold.device)

@@ -19,9 +19,9 @@ class PseudoLikelihood(EnergyObjective):
 
         p(y_t | y\\t) = exp(−E(y)) / Σ_w exp(−E(y with w at t))
 
-    They differ from the model's softmax at t, because w at t changes the scores at other positions too. Each position needs
-    the energies of V sequences, so V · T masked copies, or V passes if the model scores all positions at once, as
-    ``field``. Copies are made ``rows`` at a time and recomputed in the backward pass, so memory is bounded.
+    They differ from the model's softmax at t, because w at t changes the scores at other positions too. Each position
+    needs the energies of V sequences, so V · T masked copies, or V passes if the model scores all positions at once,
+    as ``field``. Copies are made ``rows`` at a time and recomputed in the backward pass, so memory is bounded.
     """
 
     positions: Count | None = None  # positions drawn per example and update, unbiased; all if none

@@ -33,8 +33,8 @@ class ScheduledSampling(Options):
     - ``soft_argmax`` (differentiable): the mean embedding Σ_w e(w) softmax(α s_t)_w;
     - ``soft_sample`` (differentiable): the same with Gumbel noise added to s_t.
 
-    Hard tokens are found step by step without gradient; one ordinary pass then computes the loss. Positions after the end
-    of the target are never replaced. With ``mixing`` 1 the loss is cross-entropy, bit for bit.
+    Hard tokens are found step by step without gradient; one ordinary pass then computes the loss. Positions after the
+    end of the target are never replaced. With ``mixing`` 1 the loss is cross-entropy, bit for bit.
     """
 
     feed: Literal["argmax", "sample", "soft_argmax", "soft_sample"] = "argmax"  # the model's own token

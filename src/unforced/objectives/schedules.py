@@ -1,6 +1,7 @@
 """Schedules: hyper-parameters that are pure functions of training progress.
 
-A schedule is called with a `Progress`. Time is counted in complete epochs, updates, or as a fraction of the planned updates.
+A schedule is called with a `Progress`. Time is counted in complete epochs, updates, or as a fraction of the planned
+updates.
 """
 
 import math

@@ -38,7 +38,8 @@ class Samples(NamedTuple):
 
 @dataclass(frozen=True)
 class SequenceSmoothing(Options):
-    """Minimise −α E_r[log p(y | x)] − (1 − α) log p(y* | x) over outputs y near the target (slides, eqs. 6, 7, 12), where
+    """Minimise −α E_r[log p(y | x)] − (1 − α) log p(y* | x) over outputs y near the target (slides, eqs. 6, 7, 12),
+    where
 
         r(y | y*) = exp(−d(y, y*) / τ) / Z
 
@@ -49,16 +50,17 @@ class SequenceSmoothing(Options):
     - "bleu": 1 − BLEU-4 of the token ids, smoothed as in sacreBLEU's sentence BLEU;
     - "cider": 1 − CIDEr-D / 10 of the token ids; every training target is a document.
 
-    With the last three, or a ``proposal_tau`` that is not τ, samples come from a ``proposal`` q and are weighted by r / q,
-    normalised over the samples of an example (eqs. 9 to 11). Only tokens of V_sub (``vocabulary``) are put in place of
-    others: never the end symbol, the unknown word or special tokens. Special tokens of the target keep their places.
+    With the last three, or a ``proposal_tau`` that is not τ, samples come from a ``proposal`` q and are weighted by r
+    / q, normalised over the samples of an example (eqs. 9 to 11). Only tokens of V_sub (``vocabulary``) are put in
+    place of others: never the end symbol, the unknown word or special tokens. Special tokens of the target keep their
+    places.
 
     ``lazy`` feeds the target and scores the samples, log p(y_t | y*_<t, x), so any number of samples costs one pass.
     Then ``samples`` = "none" computes the expectation of Hamming rewards in closed form.
 
-    Metrics: ``changed`` (edits per target token), ``ess`` (effective number of samples), ``distance`` (mean d by weight),
-    ``drawn_distance`` (mean d of draws), ``too_long`` (share of samples above ``longest``), ``sampled`` (their loss, if
-    fed). How to choose temperatures: docs/loss_smoothing.md.
+    Metrics: ``changed`` (edits per target token), ``ess`` (effective number of samples), ``distance`` (mean d by
+    weight), ``drawn_distance`` (mean d of draws), ``too_long`` (share of samples above ``longest``), ``sampled``
+    (their loss, if fed). How to choose temperatures: docs/loss_smoothing.md.
     """
 
     tau: Temperature = 0.1  # τ, the temperature of r; 0 is cross-entropy

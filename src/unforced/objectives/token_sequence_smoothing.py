@@ -20,8 +20,8 @@ TOKEN, SEQUENCE = TokenSmoothing(), SequenceSmoothing()
 class TokenSequenceSmoothing(Options):
     """Minimise α₁ E_r[α₂ ℓ_tok(y) + (1 − α₂) ℓ_MLE(y)] + (1 − α₁) (α₂ ℓ_tok(y*) + (1 − α₂) ℓ_MLE(y*)) (slides, eq. 14).
 
-    Outputs y are drawn by ``sequence``, whose ``mix`` is α₁. All outputs and the target y* are scored against the smoothed
-    targets of ``token``, whose ``mix`` is α₂. Metrics are those of both, except for ``kl``.
+    Outputs y are drawn by ``sequence``, whose ``mix`` is α₁. All outputs and the target y* are scored against the
+    smoothed targets of ``token``, whose ``mix`` is α₂. Metrics are those of both, except for ``kl``.
     """
 
     token: TokenSmoothing = TOKEN  # smoothing of the targets of each token

@@ -11,8 +11,8 @@ SMALL = 80_000  # up to this many scores a plain top-k is fastest
 def top(scores: Tensor, count: int, *, ties: bool = True) -> tuple[Tensor, Tensor]:
     """Return the ``count`` largest scores of each row [B,N] and their indices, in descending order.
 
-    Equal scores are in order of their indices; without ``ties`` their order is arbitrary, which saves time. The order of
-    entries of −inf is always arbitrary. If N < count, the result is padded with −inf and index 0.
+    Equal scores are in order of their indices; without ``ties`` their order is arbitrary, which saves time. The order
+    of entries of −inf is always arbitrary. If N < count, the result is padded with −inf and index 0.
 
     >>> top(torch.tensor([[1.0, 3.0, 3.0, 2.0]]), 3)
     (tensor([[3., 3., 2.]]), tensor([[1, 2, 3]]))

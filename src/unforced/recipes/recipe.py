@@ -1,7 +1,7 @@
 """Recipes: read them from TOML, change them by ``key=value`` words and by variants, and build their objects.
 
-A recipe names a task, a model and an objective, says how to train and decode, and lists variants: named sets of changes.
-All changes are made to plain data (nested tables), which are built once at the end.
+A recipe names a task, a model and an objective, says how to train and decode, and lists variants: named sets of
+changes. All changes are made to plain data (nested tables), which are built once at the end.
 """
 
 import re
@@ -174,7 +174,8 @@ class Variant:
 class Recipe:
     """A resolved recipe: its parts are objects.
 
-    Objects of unregistered classes (your own model, for example) are left out of a run's ``recipe.toml`` and read as None.
+    Objects of unregistered classes (your own model, for example) are left out of a run's ``recipe.toml`` and read as
+    None.
 
     >>> recipe = load("g2p", ["training.keep=1"])
     >>> recipe.training.keep, recipe.baseline

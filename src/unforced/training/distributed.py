@@ -83,8 +83,8 @@ class Signals:
 def catch_signals() -> Iterator[Signals]:
     """Record SIGTERM and SIGINT instead of ending the process.
 
-    A second SIGINT (Ctrl-C) acts immediately. A second SIGTERM has no effect, because a process may receive it both from
-    the system and from its parent. Only the main thread can handle signals; in other threads this does nothing.
+    A second SIGINT (Ctrl-C) acts immediately. A second SIGTERM has no effect, because a process may receive it both
+    from the system and from its parent. Only the main thread can handle signals; in other threads this does nothing.
     """
     signals = Signals()
     if threading.current_thread() is not threading.main_thread():

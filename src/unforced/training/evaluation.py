@@ -164,9 +164,9 @@ def gold_likelihoods(
 ) -> list[LikelihoodRow]:
     """Return −log p(target | source), the number of tokens, Σ log Z and Σ (log Z)² of each example.
 
-    A decoder is teacher-forced, and its end symbol counts as a token. A masked model is an energy: its exact likelihood is
-    a sum over all sequences of the same length, for small spaces only, its end symbol does not count, and log Z is one
-    number for the sequence. ``of`` selects other likelihoods of masked models (see `LikelihoodOf`).
+    A decoder is teacher-forced, and its end symbol counts as a token. A masked model is an energy: its exact
+    likelihood is a sum over all sequences of the same length, for small spaces only, its end symbol does not count,
+    and log Z is one number for the sequence. ``of`` selects other likelihoods of masked models (see `LikelihoodOf`).
     """
     compute = likelihood_of(model, of)
 

@@ -109,7 +109,9 @@ def load_frozen(folder: str, like: nn.Module) -> nn.Module:
 
 
 def build_network(own: OwnModel, codec: Codec) -> nn.Module:
-    """Return the network of a module, a class, a function or a specification; raise `InputError` if methods are missing."""
+    """Return the network of a module, a class, a function or a specification; raise `InputError` if methods are
+    missing.
+    """
     if isinstance(own, SupportsReading) and not isinstance(codec, TokenizerIds):
         raise InputError("this model has its own tokenizer: pass model.reading(task) as the task")
     network: Any

@@ -15,8 +15,8 @@ class ObjectiveStep(nn.Module):
     Distributed wrappers and autocast hook ``forward``, so every pass through the model must happen inside of it. Call
     ``backward`` on ``Loss.total``, a sum, for each micro-batch, and `scale_gradients` once after the last one.
 
-    Under bf16, autocast caches the casts of the weights until ``forward`` returns. Casts made in a no-grad pass carry no
-    gradient. An objective that starts with such a pass must call ``torch.clear_autocast_cache()`` after it
+    Under bf16, autocast caches the casts of the weights until ``forward`` returns. Casts made in a no-grad pass carry
+    no gradient. An objective that starts with such a pass must call ``torch.clear_autocast_cache()`` after it
     (pytorch#112583, pytorch#65766).
     """
 

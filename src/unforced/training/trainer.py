@@ -213,7 +213,8 @@ class Trainer:
                 if state.step < self.total:
                     metric = "the score" if state.best is None else state.best["metric"]
                     self.display.say(
-                        f"stopped at step {state.step} of {self.total}: {metric} has not improved in {options.patience} "
+                        f"stopped at step {state.step} of {self.total}: {metric} has not improved in "
+                        f"{options.patience} "
                         "validations (set training.patience=none to continue)"
                     )
                 return "patience"
@@ -271,9 +272,9 @@ class Trainer:
     def backward(self, rows: list[int], progress: Progress) -> tuple[list[str], Tensor]:
         """Add the gradients of this process's part of a global batch; return names and their sums and counts.
 
-        Each micro-batch gets a generator in the same state, a function of the seed and the step. Objectives draw for each
-        example separately (`unforced.ops.random_streams`), so that the numbers do not depend on how the batch is split.
-        ``stop`` is added to the sums, so that a signal to one process reaches all of them.
+        Each micro-batch gets a generator in the same state, a function of the seed and the step. Objectives draw for
+        each example separately (`unforced.ops.random_streams`), so that the numbers do not depend on how the batch is
+        split. ``stop`` is added to the sums, so that a signal to one process reaches all of them.
         """
         parts, idle = self.parts(rows)
         sums: dict[str, tuple[Any, Any]] = {"stop": (float(self.signals.received is not None), 1.0)}

@@ -169,8 +169,8 @@ def co_occurrence(targets: Iterable[Sequence[int]], size: int, excluded: Collect
     """Build vectors of ``size`` tokens from how often they are neighbours in the targets (Levy and Goldberg 2014).
 
     With n(v, w) the number of times that v and w are at most `WINDOW` places apart, the matrix of
-    max(0, log n(v, w) n / (n(v) n(w))) is reduced to its `WIDTH` largest singular values: rows of U √S. Excluded ids are
-    not counted. They have no vector, nor have tokens that do not occur or vanish in the reduction.
+    max(0, log n(v, w) n / (n(v) n(w))) is reduced to its `WIDTH` largest singular values: rows of U √S. Excluded ids
+    are not counted. They have no vector, nor have tokens that do not occur or vanish in the reduction.
 
     >>> targets = [[0, 2, 1], [0, 3, 1], [1, 2, 0], [1, 3, 0], [4, 5], [5, 4]]  # 2 and 3 are used alike
     >>> vectors, _ = co_occurrence(targets, 6)
