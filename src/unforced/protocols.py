@@ -4,23 +4,22 @@ No class needs to inherit from these protocols: it has to define their members. 
 members that a class may define on top of its main protocol; the library asks ``isinstance(x, Protocol)`` before it
 uses them.
 
-| main protocol      | optional members (in the protocol of that name)                                  |
-|--------------------|----------------------------------------------------------------------------------|
-| `StepDecoder`      | `advance_at` (`SupportsAdvanceAt`)                                               |
-| `MaskedModel`      | `features` (`SupportsFeatures`), `features_at` (`SupportsFeaturesAt`), `encoded` |
-|--------------------|----------------------------------------------------------------------------------|
-|--------------------|----------------------------------------------------------------------------------|
-| `ModelSpec`        | `reading` (`SupportsReading`)                                                    |
-| `Objective`        | `with_models` (`SupportsModels`), `fitted` (`SupportsFitting`), `schedules`      |
-|                    | (`SupportsSchedules`),                                                           |
-|--------------------|----------------------------------------------------------------------------------|
-| `Schedule`         | `unit` (`HasUnit`)                                                               |
-| `Cost`             | `fitted` (`SupportsFitting`)                                                     |
-| `Decoder`          | `reads_gold` (`ReadsGold`)                                                       |
-| `Sampler`          | `energy` (`HasEnergy`), `forced` and `anneal` (`Annealed`)                       |
-| `LikelihoodMetric` | `of` (`LikelihoodOf`), `final` (`FinalOnly`)                                     |
-| `Task`             | `remarks` (`SupportsRemarks`), `reads_text` (`ReadsText`), `inner` (`WrapsTask`) |
-| `Codec`            | `special_ids` and `unknown_id` (`TokenizerIds`)                                  |
+| main protocol      | optional members (in the protocol of that name)                                      |
+|--------------------|--------------------------------------------------------------------------------------|
+| `StepDecoder`      | `advance_at` (`SupportsAdvanceAt`)                                                   |
+| `MaskedModel`      | `features` (`SupportsFeatures`), `features_at` (`SupportsFeaturesAt`), `encoded`     |
+|                    | (`SupportsEncoding`), `conditional_scores` (`SupportsConditionals`), `length_scores` |
+|                    | (`SupportsLengths`), `log_z` (`SupportsLogZ`), shared contexts (`SupportsContexts`)  |
+| `ModelSpec`        | `reading` (`SupportsReading`)                                                        |
+| `Objective`        | `with_models` (`SupportsModels`), `fitted` (`SupportsFitting`), `schedules`          |
+|                    | (`SupportsSchedules`), `files` (`ReadsFiles`), `stepwise` (`Stepwise`)               |
+| `Schedule`         | `unit` (`HasUnit`)                                                                   |
+| `Cost`             | `fitted` (`SupportsFitting`)                                                         |
+| `Decoder`          | `reads_gold` (`ReadsGold`)                                                           |
+| `Sampler`          | `energy` (`HasEnergy`), `forced` and `anneal` (`Annealed`)                           |
+| `LikelihoodMetric` | `of` (`LikelihoodOf`), `final` (`FinalOnly`)                                         |
+| `Task`             | `remarks` (`SupportsRemarks`), `reads_text` (`ReadsText`), `inner` (`WrapsTask`)     |
+| `Codec`            | `special_ids` and `unknown_id` (`TokenizerIds`)                                      |
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
