@@ -57,7 +57,7 @@ def samples(folder: Path) -> list[dict[str, Any]]:
     return ChainFolder(folder).samples()
 
 
-def test_report_picture_and_folder(root: Path, tmp_path: Path, capsys) -> None:
+def test_report_and_picture(root: Path, tmp_path: Path, capsys) -> None:
     words = ["sample", str(root / "field-0.4"), "--output", str(tmp_path / "out"), "--sweeps", "25", "--quiet"]
     assert main([*words, "--chains", "3", "--start", "random", "--energy", "raw"]) == 0
     out, err = capsys.readouterr()
@@ -87,7 +87,7 @@ def test_report_picture_and_folder(root: Path, tmp_path: Path, capsys) -> None:
     assert [row["energy"] for row in last] == pytest.approx([score.energy_raw for score in scores], abs=1e-4)
 
 
-def test_report_as_json_and_picture_again(root: Path, tmp_path: Path, capsys) -> None:
+def test_json_report_and_picture_drawn_again(root: Path, tmp_path: Path, capsys) -> None:
     words = ["sample", str(root / "field-0.4"), "-o", str(tmp_path / "out"), "--sweeps", "8", "--quiet", "--json"]
     assert main(words) == 0
     report = json.loads(capsys.readouterr().out)
@@ -122,7 +122,7 @@ def test_forced_and_annealed_chains(root: Path, tmp_path: Path, capsys) -> None:
     assert "run more sweeps" not in err
 
 
-def test_a_start_that_fails_leaves_the_folder_free(root: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+def test_a_failed_start_leaves_an_empty_folder(root: Path, tmp_path: Path, monkeypatch, capsys) -> None:
     words = ["sample", str(root / "field-0.4"), "--sweeps", "3", "--quiet", "-o", str(tmp_path / "out")]
     with monkeypatch.context() as patch:
         patch.setattr(samplers.Walk, "propose", refuse)
@@ -136,23 +136,6 @@ def refuse(*_: Any) -> None:
     raise InputError("scores are odd")
 
 
-def test_what_cannot_be_drawn(tmp_path: Path, monkeypatch, capsys) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "discontinuity.svg").write_text("mine")
-    complaints = {
-        "plot traces needs the folder of the chains": ["traces"],
-        "absent: holds no chains": ["traces", "absent"],
-        "plot discontinuity takes no folder": ["discontinuity", "absent"],
-        "discontinuity.svg exists already": ["discontinuity"],
-        "must end in .svg, .png, .pdf": ["traces", "absent", "-o", "x.gif"],
-    }
-    for complaint, words in complaints.items():
-        assert main(["plot", *words]) == 2
-        assert complaint in capsys.readouterr().err
-    assert os.listdir(tmp_path) == ["discontinuity.svg"]
-    assert (tmp_path / "discontinuity.svg").read_text() == "mine"
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -163,7 +146,7 @@ def test_what_cannot_be_drawn(tmp_path: Path, monkeypatch, capsys) -> None:
         ["--start", "data", "--examples", "3", "--split", "dev"],
     ],
 )  # fmt: skip
-def test_every_option_reaches_the_kernel(options: list[str], root: Path, tmp_path: Path, capsys) -> None:
+def test_options_reach_the_kernel(options: list[str], root: Path, tmp_path: Path, capsys) -> None:
     words = ["sample", str(root / "masked-words"), "-o", str(tmp_path / "out"), "--sweeps", "6", "--quiet"]
     if "--split" not in options:
         words += ["--length", "3"]
@@ -183,7 +166,7 @@ def test_every_option_reaches_the_kernel(options: list[str], root: Path, tmp_pat
 
 
 @pytest.mark.slow
-def test_killed_and_resumed_by_the_command(root: Path, tmp_path: Path, capsys) -> None:
+def test_resume_after_sigkill(root: Path, tmp_path: Path, capsys) -> None:
     """Really killed, then resumed: the same bytes as without the interruption."""
     folder = tmp_path / "broken"
     words = ["sample", str(root / "field-0.4"), "--sweeps", "4000", "--save-every", "5", "--quiet", "--seed", "3"]
@@ -210,40 +193,7 @@ def test_killed_and_resumed_by_the_command(root: Path, tmp_path: Path, capsys) -
     capsys.readouterr()
 
 
-def test_resumed_with_more_sweeps_and_refused_with_other_settings(root: Path, tmp_path: Path, capsys) -> None:
-    def words(folder: str, sweeps: int, *more: str) -> list[str]:
-        start = ["sample", str(root / "conditional"), "-o", str(tmp_path / folder), "--sweeps", str(sweeps)]
-        return [*start, "--quiet", "--examples", "2", *more]
-
-    assert main(words("whole", 20)) == 0
-    assert main(words("parts", 10)) == 0
-    assert main(words("parts", 20, "--resume")) == 0
-    assert files(tmp_path / "parts") == files(tmp_path / "whole")
-    before = files(tmp_path / "whole")
-    capsys.readouterr()
-    refusals = {
-        "is not empty; resume": [],
-        "seed is 1 in the run and 2 now": ["--resume", "--seed", "2"],
-        "settings: block is 1 in the run and 2 now\n": ["--resume", "--block", "2"],
-        "chains is 4 in the run and 5 now": ["--resume", "--chains", "5"],
-        "batch is": ["--resume", "--split", "dev"],
-        "start is greedy in the run and random now": ["--resume", "--start", "random"],
-    }
-    for complaint, more in refusals.items():
-        assert main(words("whole", 20, *more)) == 2, complaint
-        out, err = capsys.readouterr()
-        assert complaint in err
-        assert err.count("\n") == 1
-        assert out == ""
-        assert files(tmp_path / "whole") == before
-    assert main(words("whole", 12, "--resume")) == 2
-    assert "already has 20 sweeps, more than the requested 12" in capsys.readouterr().err
-    shutil.copytree(root / "conditional", tmp_path / "other")  # a folder that holds something else
-    assert main(words("other", 5, "--resume")) == 2
-    assert "contains other files but no run" in capsys.readouterr().err
-
-
-def test_stuck_chains_are_named(root: Path, tmp_path: Path, capsys) -> None:
+def test_stuck_chains(root: Path, tmp_path: Path, capsys) -> None:
     """A model with huge weights is so sure that chains hardly move from where they are."""
     words = ["sample", str(root / "field-30.0"), "-o", str(tmp_path / "out"), "--sweeps", "30", "--quiet"]
     assert main([*words, "--target-temperature", "0.06", "--lowest", "0.05"]) == 0
@@ -279,7 +229,7 @@ def test_sources_from_lines(root: Path, tmp_path: Path, monkeypatch, capsys) -> 
     capsys.readouterr()
 
 
-def test_outputs_of_examples_with_references_are_scored(root: Path, tmp_path: Path, capsys) -> None:
+def test_outputs_with_references_are_scored(root: Path, tmp_path: Path, capsys) -> None:
     folder, run = tmp_path / "out", ["sample", str(root / "conditional"), "-o", str(tmp_path / "out")]
     assert main([*run, "--split", "train", "--examples", "6", "--sweeps", "6", "--chains", "2", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)["scores"]
@@ -339,7 +289,7 @@ def test_hugging_face_folder(root: Path, tmp_path: Path, monkeypatch, capsys) ->
         ("masked-words", ["--checkpoint", "lsat"], 'has no checkpoint "lsat"'),
     ],
 )
-def test_bad_input_is_one_sentence_and_writes_nothing(
+def test_invalid_input(
     name: str, options: list[str], complaint: str, root: Path, tmp_path: Path, monkeypatch, capsys
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -354,7 +304,7 @@ def test_bad_input_is_one_sentence_and_writes_nothing(
     assert sorted(os.listdir(tmp_path)) == ["blank.txt", "empty.txt"]
 
 
-def test_where_chains_start(root: Path) -> None:
+def test_starting_tokens(root: Path) -> None:
     reader = open_model(root / "masked-words")
     lines = [b"a cat\n", b"the old dog\n"]
     batch = starting_batch(reader, "random", lines, "test", None, None)
@@ -378,7 +328,7 @@ def test_where_chains_start(root: Path) -> None:
     assert torch.equal(greedy[::2][free], best[free])
 
 
-def test_a_sampler_in_python(root: Path, tmp_path: Path) -> None:
+def test_samplers_as_objects(root: Path, tmp_path: Path) -> None:
     run, sampler = root / "field-0.4", MetropolisHastings(block=2)
     by_object = api.sample(run, tmp_path / "object", sampler, sweeps=3, quiet=True)
     by_name = api.sample(run, tmp_path / "name", block=2, sweeps=3, quiet=True)

@@ -1,4 +1,4 @@
-"""The decoder ``chain``: what its chains come to, where they start and what it refuses."""
+"""The decoder ``chain``: its outputs, their distribution and invalid options."""
 
 from typing import Any
 
@@ -10,7 +10,6 @@ from torch import Tensor
 from unforced.decoding import Decoder
 from unforced.energy import Chain, Gibbs, MetropolisHastings, canvas, energy, sweep, warm_start
 from unforced.errors import InputError
-from unforced.recipes.fields import build, to_mapping
 from unforced.types import Batch
 
 
@@ -19,14 +18,14 @@ def rng(seed: int = 3) -> torch.Generator:
 
 
 class Guessing(TableModel):
-    """It holds one length likeliest for all."""
+    """A table that predicts length 3."""
 
     def length_scores(self, batch: Batch) -> Tensor:
         return torch.tensor([[0.0, 1.0, 2.0]] * len(batch))
 
 
 @pytest.mark.parametrize("kernel", [MetropolisHastings(energy="raw", block=2), Gibbs(temperature=0.5)], ids=repr)
-def test_outputs_are_the_last_states_of_the_kernel(kernel: Any) -> None:
+def test_outputs_are_the_last_states(kernel: Any) -> None:
     model, batch = Guessing(7), ended([[3, 4], [5]], [[1, 2, 3], [4]])
     decoder: Decoder = Chain(kernel=kernel, sweeps=4)
     found = decoder(model, batch, rng=rng())
@@ -41,7 +40,7 @@ def test_outputs_are_the_last_states_of_the_kernel(kernel: Any) -> None:
     assert found.tokens[:, 0, 3].tolist() == [2, 2]
 
 
-def test_the_lowest_is_no_worse_than_any_other() -> None:
+def test_lowest_energy_outputs() -> None:
     model, batch = Guessing(7), ended([[3, 4], [5]], [[1, 2, 3], [4]])
     lowest = Chain(sweeps=6, output="lowest", chains=3)(model, batch, rng=rng())
     for sweeps in range(1, 7):
@@ -53,7 +52,8 @@ def test_the_lowest_is_no_worse_than_any_other() -> None:
     torch.testing.assert_close(again, lowest.scores[:, 0])
 
 
-def test_many_chains_have_the_target_distribution() -> None:
+@pytest.mark.slow
+def test_outputs_have_the_target_distribution() -> None:
     """From random starts, the share of each sequence is its probability: chi-square over 27 sequences."""
     model, batch, chains = TableModel(5, scale=0.7), letters(3, [3]), 4000
     found = Chain(sweeps=25, chains=chains, start="random")(model, batch, rng=rng())
@@ -67,14 +67,7 @@ def test_many_chains_have_the_target_distribution() -> None:
     assert float(((counts - wanted) ** 2 / wanted).sum()) < 54.1  # 26 degrees of freedom: p = 0.001
 
 
-def test_plain_data_make_it() -> None:
-    data = {"kernel": {"name": "gibbs", "temperature": 0.8}, "sweeps": 3}
-    made = build(Chain, data, "chain")
-    assert made == Chain(kernel=Gibbs(temperature=0.8), sweeps=3)
-    assert build(Chain, to_mapping(made), "chain") == made
-
-
-def test_complaints() -> None:
+def test_invalid_input() -> None:
     batch = ended([[3, 4]], [[1]])
     with pytest.raises(InputError, match="random generator"):
         Chain()(Guessing(7), batch)

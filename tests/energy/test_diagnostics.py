@@ -71,7 +71,7 @@ def slow_ess(traces: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("draws", [20, 21, 50])
-def test_against_slow_references(draws: int) -> None:
+def test_equal_to_plain_loops(draws: int) -> None:
     traces = autoregressive(0.6, 3, draws, draws)
     traces[2] += 0.7
     traces[:, ::5] = 0.25  # ties
@@ -87,22 +87,13 @@ def test_against_slow_references(draws: int) -> None:
         (2, 250, 0.2, 1.044186055868974, 71.7333930513734),
     ],
 )
-def test_against_arviz(chains: int, draws: int, shift: float, expected_rhat: float, expected_ess: float) -> None:
+def test_equal_to_arviz(chains: int, draws: int, shift: float, expected_rhat: float, expected_ess: float) -> None:
     """What arviz-stats 0.8 gives (methods "rank" and "bulk") for chains that a formula makes."""
     t = np.arange(1, draws + 1)
     rows = [(math.sqrt(2) * t * t + 0.37 * c) % 1 + 0.3 * np.sin(t / 7 + c) + shift * c for c in range(chains)]
     traces = torch.from_numpy(np.array(rows))
     assert float(rhat(traces)) == pytest.approx(expected_rhat, rel=1e-9)
     assert float(effective_sample_size(traces)) == pytest.approx(expected_ess, rel=1e-7)
-
-
-def test_many_targets_at_once_are_each_by_itself() -> None:
-    traces = torch.stack([autoregressive(phi, 4, 60, 1) for phi in (0.0, 0.5, -0.5)])
-    for measure in (rhat, effective_sample_size):
-        together = measure(traces)
-        assert together.shape == (3,)
-        alone = torch.stack([measure(each) for each in traces])
-        torch.testing.assert_close(together, alone, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("phi", [0.0, 0.5, 0.9, -0.4])
@@ -112,13 +103,6 @@ def test_effective_sample_size_of_an_autoregressive_process(phi: float) -> None:
     expected = traces.numel() * (1 - phi) / (1 + phi)
     assert float(effective_sample_size(traces)) == pytest.approx(expected, rel=0.15)
     assert float(rhat(traces)) == pytest.approx(1.0, abs=0.005)
-
-
-def test_only_ranks_matter() -> None:
-    """Energies with a long tail are judged like their logarithms."""
-    traces = autoregressive(0.3, 4, 200, 2)
-    for measure in (lambda x: potential_reduction(rank_normalized(x)), effective_sample_size):
-        torch.testing.assert_close(measure(traces.exp()), measure(traces), rtol=1e-12, atol=0)
 
 
 def test_closed_forms() -> None:
@@ -131,7 +115,7 @@ def test_closed_forms() -> None:
     torch.testing.assert_close(autocovariance(trace), torch.tensor([4.0, -3.0, 2.0, -1.0], dtype=torch.float64) / 4)
 
 
-def test_a_chain_that_disagrees_is_seen() -> None:
+def test_rhat_detects_disagreement() -> None:
     good = autoregressive(0.2, 4, 2000, 3)
     assert float(rhat(good)) < 1.01
     for fault in ("elsewhere", "wider", "drifting", "constant"):
@@ -147,7 +131,7 @@ def test_a_chain_that_disagrees_is_seen() -> None:
         assert float(rhat(bad)) > 1.01, fault
 
 
-def test_where_nothing_can_be_said() -> None:
+def test_undefined_diagnostics() -> None:
     nothing = torch.zeros(3, 10)
     assert rhat(nothing).isnan()
     assert effective_sample_size(nothing).isnan()

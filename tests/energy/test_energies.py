@@ -12,7 +12,6 @@ from energy_cases import (
     WithFeaturesAt,
     alone,
     ended,
-    free_of,
     letters,
     plain_energy,
     plain_scores,
@@ -24,8 +23,7 @@ from unforced.energy import energies, masked_copies
 from unforced.errors import InputError
 from unforced.models.field import Field
 from unforced.models.masked import ConditionalMasked, Masked
-from unforced.tasks.synthetic import HMM, Palindromes
-from unforced.types import Batch, Example, Sizes, Symbols
+from unforced.types import Batch, Sizes, Symbols
 
 KINDS = pytest.mark.parametrize("kind", ["raw", "local"])
 ROWS = [[4, 3, 5], [5], [3, 4, 4, 5], [4, 4]]
@@ -67,7 +65,7 @@ def models() -> dict[str, tuple[Any, Batch]]:
 MODELS = pytest.mark.parametrize("name", ["table", "field", "masked", "conditional"])
 
 
-def test_variables_are_what_counts_but_for_the_end() -> None:
+def test_variables() -> None:
     batch = ended([[4, 3, 5], []])
     assert energies.variables(batch).tolist() == [[True, True, True, False], [False] * 4]
     assert energies.variables(letters(3, [2, 3])).tolist() == [[True, True, False], [True] * 3]
@@ -75,18 +73,7 @@ def test_variables_are_what_counts_but_for_the_end() -> None:
     assert energies.variables(special)[0].tolist() == [True, False, True, False]
 
 
-@pytest.mark.parametrize("task", [Palindromes(size=4), HMM(size=4)])
-def test_strings_of_the_synthetic_tasks_are_all_variables(task) -> None:
-    codec = task.fit([])
-    batch = codec.collate([codec.encode(e) for e in task.read("train")], range(4))
-    assert energies.variables(batch).all()
-    assert energies.allowed(batch.symbols, codec.sizes.target).tolist() == [True] * 5 + [False] * 2
-    empty = codec.collate([codec.encode(Example(None, None))], [0])
-    room = energies.canvas(empty, torch.tensor([5]))
-    assert energies.variables(room).tolist() == [[True] * 5]
-
-
-def test_canvas_has_room_and_an_end() -> None:
+def test_canvas() -> None:
     batch = energies.canvas(ended([[4], [4]], [[1], [2]]), torch.tensor([3, 0]))
     assert batch.gold.tolist() == [[3, 3, 3, 2], [2, 0, 0, 0]]
     assert batch.prefix.tolist() == [[1, 3, 3, 3], [1, 2, 0, 0]]
@@ -97,10 +84,10 @@ def test_canvas_has_room_and_an_end() -> None:
 
 @MODELS
 @KINDS
-def test_batched_energies_equal_one_by_one(name: str, kind: Any) -> None:
+def test_terms_equal_one_forward_pass_each(name: str, kind: Any) -> None:
     model, batch = models()[name]
     tokens = rows_of(batch, 3, 6)
-    found = energies.terms(model, batch, tokens, kind)
+    found = energies.terms(model, batch, tokens, kind, rows=5)
     energy = energies.energy(model, batch, tokens, kind).tolist()
     for row, sequence in enumerate(tokens.tolist()):
         one = alone(batch, row // 3)
@@ -110,17 +97,7 @@ def test_batched_energies_equal_one_by_one(name: str, kind: Any) -> None:
         assert energy[row] == pytest.approx(plain_energy(model, one, sequence[: one.gold.shape[1]], kind), abs=1e-10)
 
 
-@MODELS
-@KINDS
-@pytest.mark.parametrize("rows", [1, 5])
-def test_micro_batches_change_nothing(name: str, kind: Any, rows: int) -> None:
-    model, batch = models()[name]
-    tokens = rows_of(batch, 3, 6)
-    whole = energies.terms(model, batch, tokens, kind)
-    torch.testing.assert_close(energies.terms(model, batch, tokens, kind, rows), whole, rtol=0, atol=1e-10)
-
-
-def test_micro_batches_are_bounded_and_hold_little_padding() -> None:
+def test_micro_batches_are_bounded_and_have_little_padding() -> None:
     batch = ended([[4] * n for n in (9, 2, 9, 2, 2)])
     model = TableModel(6)
     energies.terms(model, batch, rows_of(batch, 2, 6), "local", rows=8)
@@ -130,17 +107,7 @@ def test_micro_batches_are_bounded_and_hold_little_padding() -> None:
     assert max(width for _, width in model.seen) == 10
 
 
-def test_scores_at_positions() -> None:
-    model, batch = models()["table"]
-    tokens = rows_of(batch, 2, 6)
-    row, position = torch.tensor([7, 0, 5, 0, 2]), torch.tensor([1, 2, 3, 0, 0])
-    found = masked_copies.scores_at(model, batch, tokens, row, position.unsqueeze(1), rows=2).squeeze(1)
-    for n, (r, t) in enumerate(zip(row.tolist(), position.tolist())):
-        one = alone(batch, r // 2)
-        torch.testing.assert_close(found[n], plain_scores(model, one, tokens[r, : one.gold.shape[1]].tolist(), [t])[t])
-
-
-def test_scores_at_blocks_that_are_masked_together() -> None:
+def test_scores_at_blocks() -> None:
     model, batch = models()["table"]
     tokens = rows_of(batch, 1, 6)
     positions = torch.tensor([[2, 0], [0, 3], [1, 3]])
@@ -154,7 +121,7 @@ def test_scores_at_blocks_that_are_masked_together() -> None:
 
 
 @MODELS
-def test_some_terms_only(name: str) -> None:
+def test_where_restricts_the_terms(name: str) -> None:
     model, batch = models()[name]
     tokens = rows_of(batch, 2, 6)
     where = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(1)) < 0.5
@@ -165,7 +132,7 @@ def test_some_terms_only(name: str) -> None:
 
 
 @pytest.mark.parametrize("model", [WithFeatures(6), WithFeaturesAt(6)])
-def test_only_what_is_asked_for_is_scored(model: InParts) -> None:
+def test_features_save_projections(model: InParts) -> None:
     batch = ended(ROWS, SOURCES)
     tokens = rows_of(batch, 2, 6)
     expected = energies.terms(TableModel(6), batch, tokens)
@@ -199,40 +166,31 @@ def test_sources_are_encoded_once() -> None:
     torch.testing.assert_close(found, energies.terms(model, batch, tokens), rtol=0, atol=1e-10)
 
 
-def test_the_source_matters() -> None:
-    model, batch = models()["conditional"]
-    other = replace(batch, source=batch.source.flip(0), source_mask=batch.source_mask.flip(0))
-    tokens = rows_of(batch, 1, 6)
-    apart = energies.energy(model, batch, tokens) - energies.energy(model, other, tokens)
-    assert bool((apart.abs() > 1e-6).all())
-
-
 @MODELS
 @KINDS
-def test_gradients(name: str, kind: Any) -> None:
-    """Of the whole in small parts, against the derivative along a direction."""
+def test_gradients_equal_finite_differences(name: str, kind: Any) -> None:
     model, batch = models()[name]
     tokens = rows_of(batch, 2, 6)
     parameters = [p for p in model.parameters() if p.requires_grad]
     energy = energies.energy(model, batch, tokens, kind, rows=5).sum()
     gradients = torch.autograd.grad(energy, parameters, allow_unused=True)
     rng = torch.Generator().manual_seed(2)
-    way = [torch.randn(p.shape, generator=rng, dtype=torch.float64) for p in parameters]
-    slope = sum(float((g * w).sum()) for g, w in zip(gradients, way) if g is not None)
+    direction = [torch.randn(p.shape, generator=rng, dtype=torch.float64) for p in parameters]
+    slope = sum(float((g * w).sum()) for g, w in zip(gradients, direction) if g is not None)
 
     def moved(step: float) -> float:
         with torch.no_grad():
-            for p, w in zip(parameters, way):
+            for p, w in zip(parameters, direction):
                 p.add_(w, alpha=step)
             value = float(energies.energy(model, batch, tokens, kind).sum())
-            for p, w in zip(parameters, way):
+            for p, w in zip(parameters, direction):
                 p.add_(w, alpha=-step)
         return value
 
     assert (moved(1e-5) - moved(-1e-5)) / 2e-5 == pytest.approx(slope, rel=1e-4, abs=1e-4)
 
 
-def test_what_is_not_allowed_has_no_probability() -> None:
+def test_tokens_that_are_not_allowed() -> None:
     model, batch = models()["table"]
     tokens = batch.gold.clone()
     tokens[0, 1] = 1
@@ -245,7 +203,7 @@ def test_what_is_not_allowed_has_no_probability() -> None:
     assert found.exp().sum().item() == pytest.approx(1)
 
 
-def test_sequences_without_a_variable_have_no_energy() -> None:
+def test_sequences_without_variables() -> None:
     batch = ended([[], []])
     assert energies.energy(TableModel(6), batch, batch.gold).tolist() == [0.0, 0.0]
     mixed = ended([[3, 4], []])
@@ -253,7 +211,7 @@ def test_sequences_without_a_variable_have_no_energy() -> None:
     assert energies.energy(TableModel(6), mixed, mixed.gold)[0].item() > 0
 
 
-def test_bad_input_is_named() -> None:
+def test_invalid_input() -> None:
     batch = ended([[3, 4], [5]])
     with pytest.raises(InputError, match="do not match a batch"):
         energies.terms(TableModel(6), batch, batch.gold[:, :2])
@@ -261,29 +219,3 @@ def test_bad_input_is_named() -> None:
         energies.terms(TableModel(6), batch, batch.gold[[0, 1, 1]])
     with pytest.raises(InputError, match="kind must be one of raw, local"):
         energies.terms(TableModel(6), batch, batch.gold, "norm")  # type: ignore[arg-type]
-
-
-def test_hugging_face_models_keep_their_special_tokens() -> None:
-    """Sentences of different length, with what stands before and behind them: the same as each by itself."""
-    transformers = pytest.importorskip("transformers")
-    from unforced.huggingface.batches import make_batch
-    from unforced.huggingface.wrap import wrap
-
-    torch.manual_seed(1)
-    config = transformers.BertConfig(
-        vocab_size=12, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=12
-    )
-    bert = transformers.BertForMaskedLM(config).double().eval()
-    model = wrap(bert, pad=0, mask=3, banned=(1, 2))
-    sentences = [[1, 5, 6, 7, 8, 2], [1, 9, 2], [1, 4, 4, 11, 2]]
-    padded = torch.tensor([[*row, *[0] * (6 - len(row))] for row in sentences])
-    batch = make_batch(model, padded, (padded != 0).long())
-    found = energies.terms(model, batch, padded, "local", rows=4)
-    for number, row in enumerate(sentences):
-        for t in range(1, len(row) - 1):
-            hidden = [*row[:t], 3, *row[t + 1 :]]
-            with torch.no_grad():
-                scores = bert(input_ids=torch.tensor([hidden])).logits[0, t]
-            expected = scores[row[t]] - scores[4:].logsumexp(0)
-            assert float(found[number, t].detach()) == pytest.approx(float(expected), abs=1e-9)
-    assert int((found != 0).sum()) == sum(len(free_of(batch, b)) for b in range(3)) == 4 + 1 + 3

@@ -8,7 +8,6 @@ import torch
 from energy_cases import TableModel, alone, ended, free_of, kept_of, plain_energy, plain_scores
 from torch import Tensor
 
-from unforced.energy.masked_copies import token_batches
 from unforced.energy.pseudo_log_likelihood import WordBlocks, pseudo_log_likelihood, token_scores
 from unforced.errors import InputError
 from unforced.models.field import Field
@@ -22,7 +21,7 @@ WORDS = [[0, 0, 1, 1, 1], [0], [0, 1, 1, 2], [0, 1]]  # which of a row's tokens 
 
 def models() -> dict[str, tuple[Any, Batch]]:
     small = {"width": 8, "heads": 2, "feedforward": 12, "dropout": 0.3}
-    made = {
+    cases = {
         "table": (TableModel(6), ended(ROWS, SOURCES)),
         "field": (Field(hidden=5, embedding=4).build(Sizes(target=6)), ended(ROWS)),
         "masked": (Masked(**small, layers=2).build(Sizes(target=6)), ended(ROWS)),
@@ -32,18 +31,13 @@ def models() -> dict[str, tuple[Any, Batch]]:
         ),
     }
     rng = torch.Generator().manual_seed(5)
-    for name, (model, _) in made.items():
+    for name, (model, _) in cases.items():
         if name != "table":
             with torch.no_grad():
                 for parameter in model.parameters():
                     parameter.copy_(0.5 * torch.randn(parameter.shape, generator=rng))
             model.double().train()  # scoring switches dropout off by itself
-    return made
-
-
-@pytest.fixture(params=["table", "field", "masked", "conditional"])
-def case(request: pytest.FixtureRequest) -> tuple[Any, Batch]:
-    return models()[request.param]
+    return cases
 
 
 def numbers(batch: Batch) -> Tensor:
@@ -85,7 +79,7 @@ QUICK = CASES[2:36:5]  # every model and masking
     ("name", "masking", "over", "tokens"),
     [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in CASES if case not in QUICK)],
 )
-def test_against_a_pass_for_each_token(name: str, masking: Any, over: Any, tokens: int) -> None:
+def test_scores_equal_one_forward_pass_each(name: str, masking: Any, over: Any, tokens: int) -> None:
     model, batch = models()[name]
     found = token_scores(model, batch, numbers(batch), masking, over, tokens)
     alone_ = pseudo_log_likelihood(model, batch, numbers(batch), masking, over, tokens)
@@ -103,7 +97,7 @@ def test_against_a_pass_for_each_token(name: str, masking: Any, over: Any, token
         model.train()
 
 
-def test_pieces_of_a_word_give_each_other_away() -> None:
+def test_masking_whole_words_hides_the_pieces_of_a_word() -> None:
     """A model that copies its neighbour is sure of every piece masked by itself, and of none that is masked with the rest."""
 
     class Copies:
@@ -122,15 +116,7 @@ def test_pieces_of_a_word_give_each_other_away() -> None:
     assert bool((whole < left_to_right - 1).all())
 
 
-def test_words_of_one_piece_are_as_before(case: tuple[Any, Batch]) -> None:
-    model, batch = case
-    words = torch.arange(batch.gold.shape[1]).expand(batch.gold.shape)
-    plain = pseudo_log_likelihood(model, batch)
-    for masking in ("left_to_right", "whole"):
-        torch.testing.assert_close(pseudo_log_likelihood(model, batch, words, masking), plain, rtol=0, atol=1e-12)
-
-
-def test_the_model_is_given_few_tokens_at_once() -> None:
+def test_micro_batches_are_bounded_by_tokens() -> None:
     model, batch = models()["table"]
     model.seen.clear()
     token_scores(model, batch, numbers(batch), "whole", tokens=12)
@@ -139,26 +125,8 @@ def test_the_model_is_given_few_tokens_at_once() -> None:
     assert {size for _, size in model.seen} == {3, 5, 6}  # short sentences aren't padded to the longest
 
 
-def test_parts_are_of_like_size_and_token_batches() -> None:
-    sizes = torch.randint(1, 20, (50,), generator=torch.Generator().manual_seed(1))
-    parts = list(token_batches(sizes, 40))
-    assert sorted(torch.cat([numbers for numbers, _ in parts]).tolist()) == list(range(50))
-    for numbers_, size in parts:
-        assert int(sizes[numbers_].max()) == size
-        assert len(numbers_) * size <= 40 or len(numbers_) == 1
-    assert list(token_batches(sizes[:0], 4)) == []
-
-
-def test_what_is_masked_together() -> None:
-    free = torch.tensor([[True, True, True, False]])
-    words = torch.tensor([[3, 3, -1, -1]])
-    whole = WordBlocks(free, words, left_to_right=False)
-    every = torch.zeros(4, dtype=torch.long), torch.arange(4).unsqueeze(1)
-    assert whole.masks(*every, 4).int().tolist() == [[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
-
-
 @pytest.mark.parametrize("left_to_right", [True, False])
-def test_what_is_not_masked_alone_is_known_without_the_masks(left_to_right: bool) -> None:
+def test_positions_masked_in_blocks(left_to_right: bool) -> None:
     rng = torch.Generator().manual_seed(1)
     words = torch.randint(-1, 4, (6, 9), generator=rng)
     free = torch.rand(6, 9, generator=rng) < 0.7
@@ -168,8 +136,8 @@ def test_what_is_not_masked_alone_is_known_without_the_masks(left_to_right: bool
     assert not found.several()[~free].any()
 
 
-def test_nothing_to_score_and_what_is_refused(case: tuple[Any, Batch]) -> None:
-    model, batch = case
+def test_empty_targets_and_invalid_input() -> None:
+    model, batch = models()["table"]
     with pytest.raises(InputError, match="needs the words that tokens belong to"):
         token_scores(model, batch, None, "whole")
     with pytest.raises(InputError, match="masking must be one of single, left_to_right, whole, got 'words'"):
@@ -178,7 +146,7 @@ def test_nothing_to_score_and_what_is_refused(case: tuple[Any, Batch]) -> None:
         token_scores(model, batch, over="some")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="scoring needs a model with scores"):
         token_scores(object(), batch)
-    empty = ended([[]], [[1]] if batch.source is not None else None)
+    empty = ended([[]], [[1]])
     found = token_scores(model, empty)
     assert found.pseudo_log_likelihood.tolist() == [0.0]
     assert found.energy("raw").tolist() == [0.0]
@@ -192,20 +160,18 @@ def bare_models() -> dict[str, Callable[[], Any]]:
     special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
     return {
         "bert": lambda: tf.BertForMaskedLM(tf.BertConfig(**sizes, pad_token_id=0)),
-        "roberta": lambda: tf.RobertaForMaskedLM(tf.RobertaConfig(**sizes, pad_token_id=0)),
         "distilbert": lambda: tf.DistilBertForMaskedLM(tf.DistilBertConfig(**distil, pad_token_id=0)),
         "modernbert": lambda: tf.ModernBertForMaskedLM(tf.ModernBertConfig(**sizes, **special, local_attention=4)),
-        "electra": lambda: tf.ElectraForMaskedLM(tf.ElectraConfig(**sizes, embedding_size=8, pad_token_id=0)),
         "albert": lambda: tf.AlbertForMaskedLM(tf.AlbertConfig(**sizes, embedding_size=8, pad_token_id=0)),
         "deberta": lambda: tf.DebertaV2ForMaskedLM(tf.DebertaV2Config(**sizes, pad_token_id=0)),
     }
 
 
-OTHERS = ("roberta", "distilbert", "modernbert", "electra", "albert", "deberta")
+OTHERS = ("distilbert", "modernbert", "albert", "deberta")
 
 
 @pytest.mark.parametrize("name", ["bert", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
-def test_only_masked_positions_of_hugging_face_models_are_projected(name: str) -> None:
+def test_hugging_face_models_project_masked_positions_only(name: str) -> None:
     from unforced.huggingface.batches import make_batch
     from unforced.huggingface.wrap import wrap
 
@@ -218,15 +184,15 @@ def test_only_masked_positions_of_hugging_face_models_are_projected(name: str) -
     whole.body = ""
     assert bare.training
     ids = torch.randint(4, 17, (3, 7), generator=torch.Generator().manual_seed(2))
-    there = torch.ones_like(ids)
-    there[1, 4:] = there[2, 6:] = 0
-    batch = make_batch(model, ids.masked_fill(there == 0, 0), there)
+    attended = torch.ones_like(ids)
+    attended[1, 4:] = attended[2, 6:] = 0
+    batch = make_batch(model, ids.masked_fill(attended == 0, 0), attended)
     plain, quick = pseudo_log_likelihood(whole, batch), pseudo_log_likelihood(model, batch)
     torch.testing.assert_close(quick, plain, rtol=0, atol=1e-4)
-    assert int((plain != 0).sum()) == int(there.sum())
+    assert int((plain != 0).sum()) == int(attended.sum())
 
 
-def test_a_model_that_cannot_be_taken_apart_stays_whole() -> None:
+def test_a_model_with_other_scores_than_its_head_runs_as_one() -> None:
     from unforced.huggingface.wrap import wrap
 
     tf = pytest.importorskip("transformers")
