@@ -1,12 +1,15 @@
-"""Runs in processes of their own: order, equal results, signals, and processes that die."""
+"""Several jobs: order of runs, equality with one job, signals and killed processes."""
 
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +24,7 @@ from unforced.experiments.compare import compare
 from unforced.experiments.parallel import execute
 from unforced.experiments.plan import Planned, plan
 from unforced.recipes.recipe import load
+from unforced.training.distributed import catch_signals
 from unforced.training.progress import Display
 from unforced.training.run_folder import RunFolder
 
@@ -56,8 +60,6 @@ name = "smoothed"
 objective = "label_smoothing"
 """
 
-linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
@@ -81,7 +83,7 @@ def builtin_recipes() -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", builtin_recipes())
-def test_planned_runs_can_be_sent_to_a_process(name: str, tmp_path: Path) -> None:
+def test_planned_runs_can_be_pickled(name: str, tmp_path: Path) -> None:
     for run in plan([load(name)], tmp_path):
         again = pickle.loads(pickle.dumps(run))
         assert (again.recipe, again.folder, again.needs) == (run.recipe, run.folder, run.needs)
@@ -108,7 +110,7 @@ def pretend(run: Planned, quiet: bool) -> None:
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_runs_wait_for_those_that_they_need_and_failures_stay_apart(
+def test_order_and_failures_of_runs(
     jobs: int, tmp_path: Path, capfd: pytest.CaptureFixture[str], one_thread: None
 ) -> None:
     bad = "wrong" if jobs == 1 else "killed"
@@ -132,7 +134,7 @@ def test_runs_wait_for_those_that_they_need_and_failures_stay_apart(
 
 
 @pytest.mark.slow
-def test_a_process_that_cannot_start_is_a_failed_run(tmp_path: Path) -> None:
+def test_process_that_cannot_start_is_a_failed_run(tmp_path: Path) -> None:
     (outcome,) = execute(planned(tmp_path, {"a": ()}), Refuses(), jobs=2, display=Display(quiet=True))
     assert outcome.failure == "its process ended with code 3"
 
@@ -149,62 +151,58 @@ class Refuses:
 # Real training
 
 
-def results(root: Path) -> dict[str, bytes]:
-    patterns = ("predictions/*.jsonl", "best.json")
-    return {str(p.relative_to(root)): p.read_bytes() for each in patterns for p in root.glob(f"toy/*/{each}")}
+def results(root: Path, variant: str) -> dict[str, bytes]:
+    folder = root / "toy" / f"{variant}-1"
+    return {path.name: path.read_bytes() for path in [*folder.glob("predictions/*.jsonl"), folder / "best.json"]}
+
+
+OPTIONS: Any = {"samples": 20, "permutations": 20}
+
+
+@pytest.fixture(scope="module")
+def serial(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The recipe of a comparison with one job; its runs are in ``runs`` in the same folder."""
+    recipe = write(tmp_path_factory.mktemp("serial"))
+    compare([load(recipe)], recipe.parent / "runs", quiet=True, **OPTIONS)
+    return recipe
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_parallel_runs_equal_serial_runs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    recipe = str(write(tmp_path))
-    options: Any = {"variants": ["plain", "hot"], "samples": 20, "permutations": 20}
-    unforced.compare(recipe, root=tmp_path / "one", quiet=True, table=False, **options)
-    assert capfd.readouterr() == ("", "")
-    unforced.compare(recipe, root=tmp_path / "two", jobs=2, **options)
+def test_parallel_runs_equal_serial_runs(serial: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    before = serial.parent / "runs"
+    shutil.copytree(before / "toy" / "plain-1", tmp_path / "toy" / "plain-1")
+    unforced.compare(serial, root=tmp_path, jobs=2, variants=["plain", "smoothed"], **OPTIONS)
     out, err = capfd.readouterr()
-    assert results(tmp_path / "two") == results(tmp_path / "one")
-    assert len(results(tmp_path / "two")) == 2 * 3
+    assert results(tmp_path, "smoothed") == results(before, "smoothed")
+    assert len(results(tmp_path, "smoothed")) == 3
     assert "exact_error (lower is better)" in out
     lines = err.splitlines()
-    assert f"plain, seed 1: {tmp_path}/two/toy/plain-1" in lines
-    assert any(line.startswith("plain-1: step 5 of ") for line in lines)
-    assert f"report: {tmp_path}/two/toy/report.html" in lines
-    assert RunFolder(tmp_path / "two" / "toy" / "plain-1").info()["threads"] == 1
-    # continued, also elsewhere
-    moved = (tmp_path / "one").rename(tmp_path / "moved")
-    (moved / "toy/hot-1/finished.json").unlink()
-    (moved / "toy/hot-1/scores/test-greedy.json").unlink()
-    unforced.compare(recipe, root=moved, **options)
+    assert "1 of 2 runs are finished already" in lines
+    assert f"smoothed, seed 1: {tmp_path}/toy/smoothed-1" in lines
+    assert any(line.startswith("smoothed-1: step 5 of ") for line in lines)
+    assert f"report: {tmp_path}/toy/report.html" in lines
+    assert RunFolder(tmp_path / "toy" / "smoothed-1").info()["threads"] == 1
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_moved_runs_continue(serial: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    before, root = serial.parent / "runs", tmp_path / "moved"
+    shutil.copytree(before, root)
+    (root / "toy/hot-1/finished.json").unlink()
+    (root / "toy/hot-1/scores/test-greedy.json").unlink()
+    unforced.compare(serial, root=root, **OPTIONS)
     err = capfd.readouterr().err
-    assert "1 of 2 runs are finished already" in err
+    assert "2 of 3 runs are finished already" in err
     assert "resuming from step-" in err
-    assert results(moved) == results(tmp_path / "two")
+    assert results(root, "hot") == results(before, "hot")
+    unforced.compare(serial, root=root, quiet=True, table=False, **OPTIONS)
+    assert capfd.readouterr() == ("", "")
 
 
-def test_refused_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = load(write(tmp_path))
+def test_invalid_jobs_raise(serial: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="jobs must be at least 1, got 0"):
-        compare([recipe], tmp_path / "runs", jobs=0)
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(InputError, match="can't be run by torchrun"):
-        compare([recipe], tmp_path / "runs", jobs=2)
+        compare([load(serial)], tmp_path / "runs", jobs=0)
     assert not (tmp_path / "runs").exists()
-
-
-def begun(folder: Path, recipe: Path, names: tuple[str, ...]) -> "subprocess.Popen[bytes]":
-    """A comparison of these variants, which have saved checkpoints."""
-    words = ["compare", str(recipe), "--root", str(folder), "--jobs", "2", "--variants", ",".join(names)]
-    process = subprocess.Popen([sys.executable, "-m", "unforced", *words], stderr=subprocess.PIPE)
-    wait_until(lambda: all(RunFolder(folder / "toy" / f"{name}-1").checkpoints() for name in names), process)
-    return process
-
-
-def wait_until(holds: Callable[[], bool], process: "subprocess.Popen[bytes] | None" = None) -> None:
-    end = time.monotonic() + 120
-    while not holds():
-        assert process is None or process.poll() is None, "it ended before"
-        assert time.monotonic() < end, "it takes too long"
-        time.sleep(0.05)
 
 
 def locked(folder: Path) -> bool:
@@ -216,29 +214,67 @@ def locked(folder: Path) -> bool:
         return True
 
 
-@linux
-@pytest.mark.parametrize(
-    ("number", "names"),
-    [(signal.SIGTERM, ("plain",)), pytest.param(signal.SIGINT, ("plain", "smoothed"), marks=pytest.mark.slow)],
-)
-def test_a_signal_is_passed_on_and_runs_save(tmp_path: Path, number: int, names: tuple[str, ...]) -> None:
-    folder = tmp_path / "runs"
-    process = begun(folder, write(tmp_path, epochs=5000), names)
-    process.send_signal(number)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 128 + number
-    for name in names:
-        lines = [line for line in err.decode().splitlines() if line.startswith(f"{name}-1: interrupted, saved step-")]
-        saved = RunFolder(folder / "toy" / f"{name}-1").checkpoints()[-1].name
-        assert [line.split()[-1] for line in lines] == [saved]
-        assert not locked(folder / "toy" / f"{name}-1")
+def run_until_signal(run: Planned, quiet: bool) -> None:
+    run.folder.touch()
+    with catch_signals() as signals:
+        wait_until(lambda: signals.received is not None)
+    run.folder.write_text("saved")
 
 
-@linux
+@contextmanager
+def signal_after(holds: Callable[[], bool], number: int) -> Iterator[None]:
+    """Expect this process to end by a signal, which is sent when the condition holds."""
+
+    def send() -> None:
+        wait_until(holds)
+        os.kill(os.getpid(), number)
+
+    previous = signal.signal(number, signal.SIG_IGN)  # a late signal must not end pytest
+    thread = threading.Thread(target=send)
+    thread.start()
+    with pytest.raises(SystemExit) as ended:
+        yield
+    thread.join()
+    signal.signal(number, previous)
+    assert ended.value.code == 128 + number
+
+
+def test_signals_are_sent_to_runs(tmp_path: Path) -> None:
+    (run,) = planned(tmp_path, {"a": ()})
+    with signal_after(run.folder.exists, signal.SIGTERM):
+        list(execute([run], run_until_signal, jobs=2, display=Display(quiet=True)))
+    assert run.folder.read_text() == "saved"
+
+
 @pytest.mark.slow
-def test_runs_save_and_stop_if_the_parent_dies(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_save_checkpoints(number: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    names, root = ("plain", "smoothed"), tmp_path / "runs"
+    recipe = load(write(tmp_path, epochs=5000)).only(names)
+    runs = [RunFolder(root / "toy" / f"{name}-1") for name in names]
+    with signal_after(lambda: all(run.checkpoints() for run in runs), number):
+        compare([recipe], root, jobs=2)
+    err = capfd.readouterr().err
+    for name, run in zip(names, runs):
+        assert f"{name}-1: interrupted, saved {run.checkpoints()[-1].name}" in err
+        assert not locked(run.path)
+
+
+def wait_until(holds: Callable[[], bool], process: "subprocess.Popen[bytes] | None" = None) -> None:
+    end = time.monotonic() + 120
+    while not holds():
+        assert process is None or process.poll() is None, "it ended before"
+        assert time.monotonic() < end, "it takes too long"
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_runs_stop_if_the_parent_process_ends(tmp_path: Path) -> None:
     folder, names = tmp_path / "runs", ("plain", "smoothed")
-    process = begun(folder, write(tmp_path, epochs=5000), names)
+    words = ["compare", str(write(tmp_path, epochs=5000)), "--root", str(folder), "--jobs", "2"]
+    words += ["--variants", ",".join(names)]
+    process = subprocess.Popen([sys.executable, "-m", "unforced", *words], stderr=subprocess.PIPE)
+    wait_until(lambda: all(RunFolder(folder / "toy" / f"{name}-1").checkpoints() for name in names), process)
     process.kill()
     process.communicate()
     for run in (folder / "toy" / f"{name}-1" for name in names):
@@ -248,7 +284,7 @@ def test_runs_save_and_stop_if_the_parent_dies(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_error_between_runs_stops_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_of_the_parent_stop_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe, root = load(write(tmp_path, epochs=5000)).only(["plain", "smoothed"]), tmp_path / "runs"
     (root / "toy" / "plain-1").mkdir(parents=True)
     (root / "toy" / "plain-1" / "mine.txt").write_text("not a run")  # it fails soon

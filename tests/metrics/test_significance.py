@@ -21,7 +21,7 @@ def rows(values: np.ndarray) -> np.ndarray:
     return np.stack([values, np.ones_like(values)], axis=1)
 
 
-def test_the_interval_of_a_mean_is_the_normal_one() -> None:
+def test_interval_of_a_mean_is_normal() -> None:
     values = np.random.default_rng(0).normal(3.0, 2.0, size=2000)
     low, high = interval(mean, rows(values), samples=4000, seed=1)
     half = 1.96 * values.std() / np.sqrt(len(values))
@@ -78,7 +78,7 @@ def test_identical_systems_have_p_one_and_no_difference() -> None:
     assert paired_bootstrap(mean, rows(values), rows(values), samples=100) == (0.0, 0.0, 0.0)
 
 
-def test_clearly_different_systems_reach_the_smallest_p() -> None:
+def test_smallest_p_value() -> None:
     values = np.random.default_rng(5).normal(size=200)
     result = paired_test(mean, rows(values + 1.0), rows(values), samples=999)
     assert result.difference == pytest.approx(1.0)
@@ -113,7 +113,7 @@ def test_p_is_uniform_under_the_null() -> None:
     assert scipy.stats.kstest(p, "uniform").pvalue > 1e-3
 
 
-def test_an_example_changes_sides_in_all_seeds_at_once() -> None:
+def test_permutations_swap_an_example_in_all_seeds() -> None:
     """Ten copies of one seed are one seed: they do not make a difference more certain."""
     rng = np.random.default_rng(9)
     a, b = rows(rng.normal(0.2, 1.0, size=50)), rows(rng.normal(size=50))
@@ -163,7 +163,7 @@ def test_the_paired_interval_is_narrow_where_systems_agree() -> None:
     assert high - low < 0.1 * (interval(mean, a).high - interval(mean, a).low)
 
 
-def test_chunks_hold_little_and_change_nothing_but_the_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_limit_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     values = np.random.default_rng(11).normal(size=100)
     sizes = []
 
@@ -197,19 +197,19 @@ def test_the_same_seed_gives_the_same_numbers() -> None:
         ([], np.zeros((3, 2)), "non-empty"),
     ],
 )
-def test_invalid_statistics_are_refused(a: np.ndarray, b: np.ndarray, says: str) -> None:
+def test_invalid_statistics_raise(a: np.ndarray, b: np.ndarray, says: str) -> None:
     with pytest.raises(InputError, match=says):
         paired_test(mean, a, b, samples=10)
 
 
-def test_invalid_options_are_refused() -> None:
+def test_invalid_options_raise() -> None:
     with pytest.raises(InputError, match="level"):
         interval(mean, rows(np.ones(3)), level=95)
     with pytest.raises(InputError, match="samples"):
         interval(mean, rows(np.ones(3)), samples=0)
 
 
-def test_the_interval_of_a_biased_score_holds_the_score() -> None:
+def test_interval_of_a_biased_score_contains_the_score() -> None:
     """A Fréchet distance grows when examples repeat: all replicates are above the score, their interval is not."""
 
     class Itself:
@@ -240,7 +240,7 @@ def test_the_interval_of_a_biased_score_holds_the_score() -> None:
         (0.3, 0.5, 5, (0.89, 0.95), (0.05, 0.11)),
     ],
 )
-def test_the_simulations_in_the_docstring(
+def test_documented_simulations(
     of_seeds: float, own: float, seeds: int, coverage: tuple[float, float], rejections: tuple[float, float]
 ) -> None:
     rng = np.random.default_rng(16)

@@ -1,4 +1,4 @@
-"""Run folders made by hand, as docs/design.md describes them: no model is trained here."""
+"""Run folders without training; docs/design.md describes their files."""
 
 import json
 from collections.abc import Callable

@@ -52,7 +52,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "toy"
 
 
-def test_points_intervals_and_numbers_are_those_of_the_table() -> None:
+def test_change_figure_shows_the_numbers_of_the_table() -> None:
     found = changes(COMPARISON, ACCURACY)
     assert found == [Change("new", "greedy", 2.0, 1.0, 3.0), Change("new", "beam", 1.0, -1.0, 3.0)]
     (axes,) = change_figure(found, COMPARISON, ACCURACY, {"new": "red"}, "black").axes
@@ -68,7 +68,7 @@ def test_points_intervals_and_numbers_are_those_of_the_table() -> None:
         assert figure.get_supxlabel().replace("\n", " ").endswith(f"further {side} is better")
 
 
-def test_the_page_has_the_changes_in_its_colours() -> None:
+def test_inline_changes_use_the_colours_of_the_page() -> None:
     svg = inline_changes(COMPARISON, ["plain", "new", "odd_$x$"], "s0-changes")
     assert svg is not None
     assert svg.startswith('<svg role="img" aria-label="change of accuracy against plain"')
@@ -77,7 +77,7 @@ def test_the_page_has_the_changes_in_its_colours() -> None:
     assert inline_changes(replace(COMPARISON, rows=COMPARISON.rows[:2]), ["plain"], "s0") == ""
 
 
-def test_the_command_draws_changes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plot_changes_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plot", "changes", str(folder)]) == 0
     assert capsys.readouterr().out.strip() == str(folder / "changes.svg")
     first = (folder / "changes.svg").read_bytes()
@@ -99,7 +99,7 @@ def test_the_command_draws_changes(folder: Path, capsys: pytest.CaptureFixture[s
         (["show", "multi30k", "--plot", "x.svg"], "no variant of multi30k has a schedule to plot"),
     ],
 )
-def test_refusals(
+def test_invalid_commands(
     words: list[str], message: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(folder.parent)
@@ -156,7 +156,7 @@ def test_each_scheduled_field_has_a_panel(tmp_path: Path, capsys: pytest.Capture
     assert picture.read_bytes() == first
 
 
-def test_each_schedule_is_drawn_over_its_own_time() -> None:
+def test_time_axis_of_schedules() -> None:
     axis, times, moments = schedules.timeline(Training(epochs=4), Linear(start=1.0, end=0.0, over=4))
     assert (axis, times[0], round(times[-1])) == ("epochs", 0.0, 4)
     axis, times, moments = schedules.timeline(Training(epochs=4), Rise(end=0.5, over=100))
@@ -177,7 +177,7 @@ def test_each_schedule_is_drawn_over_its_own_time() -> None:
 # The loss along a line
 
 
-def test_the_hard_loss_jumps_and_soft_ones_do_not(tmp_path: Path) -> None:
+def test_only_the_hard_loss_is_discontinuous(tmp_path: Path) -> None:
     """Between points very close to each other a continuous loss hardly moves, and the hard one still jumps."""
     model, batch = discontinuity.train_small_lstm(6)
     origin = nn.utils.parameters_to_vector(model.parameters()).detach()

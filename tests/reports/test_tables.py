@@ -50,7 +50,7 @@ def comparison() -> Comparison:
     )
 
 
-def test_a_comparison_survives_its_file(comparison: Comparison, tmp_path: Path) -> None:
+def test_comparison_json_round_trip(comparison: Comparison, tmp_path: Path) -> None:
     path = tmp_path / "comparison.json"
     path.write_text(comparison.to_json())
     assert read_comparison(path) == comparison
@@ -72,7 +72,7 @@ def test_nan_is_written_as_null(comparison: Comparison, tmp_path: Path) -> None:
         ('{"format": 1}', "comparison.json.name is missing"),
     ],
 )  # fmt: skip
-def test_broken_files_are_refused(text: str, says: str, tmp_path: Path) -> None:
+def test_invalid_comparison_files_raise(text: str, says: str, tmp_path: Path) -> None:
     path = tmp_path / "comparison.json"
     path.write_text(text)
     with pytest.raises(InputError, match=says):
@@ -119,7 +119,7 @@ def test_empty_columns_are_left_out(comparison: Comparison) -> None:
     assert table.header == ("variant", "decoder", "score")
 
 
-def test_a_metric_of_the_model_has_one_row_a_variant(comparison: Comparison) -> None:
+def test_metrics_independent_of_the_decoder_have_one_row_per_variant(comparison: Comparison) -> None:
     again = tuple(replace(row, decoder="beam") for row in comparison.rows)
     (table,) = comparison_tables(replace(comparison, rows=(*comparison.rows, *again)))
     assert table.title == "error (lower is better; the same with every decoder)"
@@ -131,7 +131,7 @@ def test_a_metric_of_the_model_has_one_row_a_variant(comparison: Comparison) -> 
     assert [row[:2] for row in table.rows] == pairs
 
 
-def test_markdown_is_a_table_that_keeps_its_columns(comparison: Comparison) -> None:
+def test_markdown_escapes_cells(comparison: Comparison) -> None:
     text = comparison_markdown(comparison)
     for part in text.split("\n\n"):
         rows = [line for line in part.splitlines() if line.startswith("|")]
@@ -152,7 +152,7 @@ def test_output_is_plain_without_a_terminal(comparison: Comparison) -> None:
     assert any("27.00 ± 0.25" in line and "baseline" in line for line in text.splitlines())
 
 
-def test_a_terminal_gets_the_same_cells(
+def test_terminal_output_has_the_same_cells(
     comparison: Comparison, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")

@@ -24,7 +24,7 @@ PUBLISH_EVERY = 120.0  # seconds
 
 
 def make_run(run: Planned, quiet: bool) -> None:
-    """Train a run or continue it, then decode and score what has no scores yet."""
+    """Train a run or continue it, then decode and score the splits without scores."""
     from unforced.training.evaluation import evaluate, write_evaluation
     from unforced.training.loading import fastest_device, load
     from unforced.training.trainer import train
@@ -39,7 +39,7 @@ def make_run(run: Planned, quiet: bool) -> None:
         examples = fitted.task.read(split)
         for decoder in [name for each, name in missing if each == split]:
             method = run.recipe.decoding[decoder]
-            final = split == "test"  # expensive metrics are not needed to choose by
+            final = split == "test"  # expensive metrics are computed on the test split only
             found = evaluate(model, fitted, examples, method, seed=run.seed, quiet=quiet, final=final)
             write_evaluation(folder, split, decoder, method, found, examples, fitted.codec)
 
@@ -67,21 +67,27 @@ def compare(
             scripts must call this under ``if __name__ == "__main__":``, as `multiprocessing` requires.
         command: The command that repeats the comparison, for the report.
         publish: Called every few minutes, at the end and when interrupted, to write a report.
-        make: Makes one run; replaces training and scoring in tests.
+        make: Trains and scores one run; tests replace it.
     """
     if jobs < 1:
         raise InputError(f"jobs must be at least 1, got {jobs}")
-    if jobs > 1 and os.environ.get("WORLD_SIZE", "1") != "1":
-        raise InputError("several jobs can't be run by torchrun; they start processes of their own")
     planned = plan(recipes, root)
     runs = {run: found for run, found in existing_runs(planned).items() if found.finished and not run.unscored()}
     names = [recipe.name for recipe in recipes]
     folder = root / "+".join(names)
     states = {
-        run: RunState(run.label, run.seed, Path(os.path.relpath(run.folder, folder)).as_posix()) for run in planned
+        run: RunState(
+            variant=run.label,
+            seed=run.seed,
+            folder=Path(os.path.relpath(run.folder, folder)).as_posix(),
+            state="finished" if run in runs else "waiting",
+        )
+        for run in planned
     }
-    states |= {run: replace(states[run], state="finished") for run in runs}
     notes = _notes(planned)
+    for recipe in recipes:
+        name = "recipe.toml" if len(recipes) == 1 else f"{recipe.name}.toml"
+        replace_bytes(folder / name, recipe.to_toml().encode())
 
     def summary() -> Comparison:
         return summarize(
@@ -95,9 +101,6 @@ def compare(
         )
 
     def write(comparison: Comparison) -> None:
-        for recipe in recipes:
-            name = "recipe.toml" if len(recipes) == 1 else f"{recipe.name}.toml"
-            replace_bytes(folder / name, recipe.to_toml().encode())
         replace_bytes(folder / "comparison.json", comparison.to_json().encode())
 
     def report(comparison: Comparison) -> None:
@@ -109,33 +112,32 @@ def compare(
     display = Display(quiet)
     if runs:
         display.say(f"{len(runs)} of {len(planned)} runs are finished already")
-    published = -PUBLISH_EVERY
+    result, published = summary(), -PUBLISH_EVERY
     try:
         with closing(execute(planned, make, done=list(runs), jobs=jobs, display=display)) as outcomes:
             for run, failure in outcomes:
                 states[run] = replace(states[run], state="failed" if failure else "finished", reason=failure)
                 if not failure:
                     runs[run] = Run(run.folder, run.label)
-                write(summary())
-                if time.monotonic() - published >= PUBLISH_EVERY and not summary().complete:
-                    report(summary())
+                result = summary()
+                write(result)
+                if time.monotonic() - published >= PUBLISH_EVERY and not result.complete:
+                    report(result)
                     published = time.monotonic()
-    except BaseException:
-        report(summary())
-        raise
-    if not runs:
-        raise InputError(f"all runs failed; the first one: {states[planned[0]].reason}")
-    task = planned[0].recipe.task
-    metrics, by_source = task.metrics(), isinstance(task, ReadsText) and task.reads_text
-    found = [runs[run] for run in planned if run in runs]
-    result = judge(summary(), found, metrics, samples=samples, permutations=permutations, by_source=by_source)
-    write(result)
-    report(result)
+        if not runs:
+            raise InputError(f"all runs failed; the first one: {states[planned[0]].reason}")
+        task = planned[0].recipe.task
+        by_source = isinstance(task, ReadsText) and task.reads_text
+        found = [runs[run] for run in planned if run in runs]
+        result = judge(result, found, task.metrics(), samples=samples, permutations=permutations, by_source=by_source)
+        write(result)
+    finally:
+        report(result)
     return result
 
 
 def _notes(planned: Sequence[Planned]) -> list[str]:
-    """What the table must say about costs, and about the scores on these data."""
+    """Return notes on training costs that exclude other variants, and the remarks of the tasks."""
     needed: dict[tuple[str, ...], dict[str, None]] = {}
     for run in planned:
         if run.needs:

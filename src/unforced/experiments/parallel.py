@@ -18,7 +18,7 @@ from unforced.training.distributed import catch_signals
 from unforced.training.progress import Display
 
 Make = Callable[[Planned, bool], None]  # trains and scores a run, quietly if the second argument is true
-PAUSE = 0.2  # seconds between two looks at the processes
+PAUSE = 0.2  # seconds between checks of signals
 
 
 class Outcome(NamedTuple):
@@ -37,26 +37,36 @@ def execute(
     process. With several, each is made in a process of its own, with its share of the threads. SIGTERM and SIGINT are
     passed on to these processes; when they have saved their checkpoints, this process exits as well.
     """
-    ended = {(run.label, run.seed): "" for run in done}
+    failures = {(run.label, run.seed): "" for run in done}  # of the runs that have ended
     waiting = [run for run in planned if run not in done]
+
+    def failed_need(run: Planned) -> str:
+        failed = [label for label in run.needs if failures.get((label, run.seed))]
+        return f"it needs {failed[0]}, which failed" if failed else ""
+
+    def end(run: Planned, failure: str) -> Outcome:
+        failures[run.label, run.seed] = failure
+        state = f"failed: {failure}" if failure else "finished"
+        display.say(f"[{len(failures)}/{len(planned)}] {run.label}, seed {run.seed}: {state}")
+        return Outcome(run, failure)
+
     if jobs == 1:
         for run in waiting:
             display.say(f"{run.label}, seed {run.seed}: {run.folder}")
-            failure = _missing(run, ended) or attempt(make, run, display.quiet)
-            yield _report(Outcome(run, failure), ended, len(planned), display)
+            yield end(run, failed_need(run) or attempt(make, run, display.quiet))
         return
     needed = {(label, run.seed) for run in waiting for label in run.needs}
-    waiting.sort(key=lambda run: (run.label, run.seed) not in needed)  # so that no run waits for them at the end
+    waiting.sort(key=lambda run: (run.label, run.seed) not in needed)  # runs that others need come first
     running: list[Worker] = []
     with catch_signals() as signals, display:
-        bar = display.bar("runs", total=len(planned), done=len(ended))
+        bar = display.bar("runs", total=len(planned), done=len(failures))
         try:
             while waiting or running:
                 for run in list(waiting):
-                    if failure := _missing(run, ended):
+                    if failure := failed_need(run):
                         waiting.remove(run)
-                        yield _report(Outcome(run, failure), ended, len(planned), display)
-                    elif len(running) < jobs and all((label, run.seed) in ended for label in run.needs):
+                        yield end(run, failure)
+                    elif len(running) < jobs and all((label, run.seed) in failures for label in run.needs):
                         waiting.remove(run)
                         display.say(f"{run.label}, seed {run.seed}: {run.folder}")
                         running.append(Worker(run, make, jobs, display))
@@ -66,28 +76,14 @@ def execute(
                     raise SystemExit(signals.exit_code)
                 for worker in [worker for worker in running if not worker.process.is_alive()]:
                     running.remove(worker)
-                    yield _report(Outcome(worker.run, worker.close()), ended, len(planned), display)
-                bar.move(len(ended), note=", ".join(worker.progress() for worker in running))
+                    yield end(worker.run, worker.close())
+                bar.move(len(failures), note=", ".join(worker.progress() for worker in running))
         finally:
             for worker in running:
                 worker.process.terminate()
             for worker in running:
                 worker.close()
             bar.close()
-
-
-def _missing(run: Planned, ended: dict[tuple[str, int], str]) -> str:
-    failed = [label for label in run.needs if ended.get((label, run.seed))]
-    return f"it needs {failed[0]}, which failed" if failed else ""
-
-
-def _report(outcome: Outcome, ended: dict[tuple[str, int], str], total: int, display: Display) -> Outcome:
-    run, failure = outcome
-    ended[run.label, run.seed] = failure
-    display.say(
-        f"[{len(ended)}/{total}] {run.label}, seed {run.seed}: {f'failed: {failure}' if failure else 'finished'}"
-    )
-    return outcome
 
 
 def attempt(make: Make, run: Planned, quiet: bool) -> str:

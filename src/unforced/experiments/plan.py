@@ -51,19 +51,17 @@ def plan(recipes: Sequence[Recipe], root: Path) -> list[Planned]:
             if part is None:
                 raise InputError(f"{recipe.name}: a recipe without a {key} can't be run")
         prefix = f"{recipe.name}/" if len(recipes) > 1 else ""
-        folder = root / recipe.name
         for variant, single in _ordered(recipe).items():
             needs = tuple(prefix + name for name in needed_variants(single))
             for seed in recipe.seeds:
-                planned.append(
-                    Planned(prefix + variant, seed, single.single(seed=seed), folder / f"{variant}-{seed}", needs)
-                )
+                path = root / recipe.name / f"{variant}-{seed}"
+                planned.append(Planned(prefix + variant, seed, single.single(seed=seed), path, needs))
     seeds = list(dict.fromkeys(run.seed for run in planned))
     return sorted(planned, key=lambda run: seeds.index(run.seed))
 
 
 def _ordered(recipe: Recipe) -> dict[str, Recipe]:
-    """The resolved variants by name, each after those that it needs, otherwise in the order of the recipe."""
+    """Return the resolved variants by name, each after those that it needs, else in the order of the recipe."""
     singles = {variant.name: recipe.single(variant.name) for variant in recipe.variants}
     needs = {name: set(needed_variants(single)) for name, single in singles.items()}
     for name in singles:
@@ -93,15 +91,15 @@ def existing_runs(planned: Sequence[Planned]) -> dict[Planned, Run]:
 
 
 def _check_recipe(run: Planned, found: Run | None) -> None:
-    """Raise `InputError` if the run was trained with a different recipe, or if the objective's files can't be read.
+    """Raise `InputError` if the run was trained with a different recipe, or if files of the objective are missing.
 
-    Decoders that were added since need no training.
+    Recipes may differ in decoders without scores.
     """
     try:
         now = expected_facts(run.recipe)
     except InputError as error:
         if found and found.finished:
-            return  # the files are not read any more
+            return  # a finished run needs no files
         raise InputError(f"{run.label}: {error}") from None
     if found is None:
         return
@@ -119,47 +117,44 @@ def _check_recipe(run: Planned, found: Run | None) -> None:
         )
 
 
+def _by_task(planned: Sequence[Planned]) -> list[list[Planned]]:
+    """Return the runs in groups that have one task each."""
+    groups: list[list[Planned]] = []
+    for run in planned:
+        same = [group for group in groups if group[0].recipe.task == run.recipe.task]
+        same[0].append(run) if same else groups.append([run])
+    return groups
+
+
 def _check_references(planned: Sequence[Planned]) -> None:
     """Raise `InputError` if tasks differ in metrics or test references, or if data can't be read."""
-    first, tasks, answers = planned[0], list[Any](), None
-    for run in planned:
-        task = run.recipe.task
-        if task in tasks:
-            continue
-        tasks.append(task)
-        if [metric.name for metric in tasks[0].metrics()] != [metric.name for metric in task.metrics()]:
-            raise InputError(f"{run.label} and {first.label} have different metrics, so they can't be compared")
-        found = [example.answers for example in task.read("test")]
-        answers = found if answers is None else answers
-        if not _equal(answers, found):
-            raise InputError(
-                f"{run.label} and {first.label} have different test references, so they can't be compared; "
-                "let them differ in other settings of the task"
-            )
+    first, *others = [group[0] for group in _by_task(planned)]
+    metrics = [metric.name for metric in first.recipe.task.metrics()]
+    answers = [example.answers for example in first.recipe.task.read("test")]
+    for run in others:
+        pair = f"{run.label} and {first.label} can't be compared"
+        if [metric.name for metric in run.recipe.task.metrics()] != metrics:
+            raise InputError(f"{pair}: their tasks have different metrics")
+        if not _equal([example.answers for example in run.recipe.task.read("test")], answers):
+            raise InputError(f"{pair}: their tasks have different test references")
 
 
 def _check_training_data(planned: Sequence[Planned], runs: Mapping[Planned, Run]) -> None:
-    """Raise `InputError` if runs of one task were trained on different data, or if the data differ from today's."""
-    first: list[tuple[Planned, str]] = []  # a run of each task, and the digest of its training data
-    for run, found in runs.items():
-        digest = found.facts["training data"]
-        for other, before in first:
-            if other.recipe.task == run.recipe.task and digest != before:
+    """Raise `InputError` if runs of one task were trained on different data, or if new runs would be."""
+    for group in _by_task(planned):
+        digests = [(run.folder, runs[run].facts["training data"]) for run in group if run in runs]
+        for folder, digest in digests:
+            if digest != digests[0][1]:
                 raise InputError(
-                    f"{run.folder} and {other.folder} were trained on different data, so they can't be compared; "
-                    "choose another root or remove one of them"
+                    f"{folder} was trained on different data than {digests[0][0]}; choose another root or remove a run"
                 )
-        if all(other.recipe.task != run.recipe.task for other, _ in first):
-            first.append((run, digest))
-    for run, digest in first:
-        task = run.recipe.task
-        left = [each for each in planned if each.recipe.task == task and not (each in runs and runs[each].finished)]
-        if not left:
-            continue  # the data are not read any more
-        codec = task.codec(runs[run].folder.codec())
+        if not digests or all(run in runs and runs[run].finished for run in group):
+            continue  # without reading the data
+        (folder, digest), task = digests[0], group[0].recipe.task
+        codec = task.codec(RunFolder(folder).codec())
         if training_data_fact([codec.encode(example) for example in task.read("train")]) != digest:
             raise InputError(
-                f"{run.folder} was trained on different data than there are now; choose another root or remove the run"
+                f"{folder} was trained on different data than there are now; choose another root or remove the run"
             )
 
 

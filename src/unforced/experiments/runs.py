@@ -2,21 +2,19 @@
 
 import sys
 import tomllib
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from unforced.errors import InputError
 from unforced.experiments.comparison import Comparison, read_comparison
 from unforced.training.run_folder import FORMAT, RunFolder
 
 
 class Predictions(NamedTuple):
-    """What a decoder put out for each example of a split, as text."""
+    """The sources, references and outputs of a split, as texts."""
 
     sources: list[str]
     answers: list[tuple[str, ...]]
@@ -24,10 +22,7 @@ class Predictions(NamedTuple):
 
 
 class Run:
-    """The contents of a run folder; ``label`` is the name of its variant in tables.
-
-    Raises `InputError` with file and line where a file is missing or is not what training writes.
-    """
+    """The contents of a run folder; ``label`` is the name of its variant in tables."""
 
     def __init__(self, path: Path, label: str | None = None) -> None:
         self.path = path
@@ -41,7 +36,7 @@ class Run:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a run of the same recipe must share; see `unforced.training.run_identity`."""
+        """The facts that runs of one recipe share; see `unforced.training.run_identity`."""
         if self.info.get("format") != FORMAT:
             self.folder.check_format()
         facts: dict[str, Any] = self.info["facts"]
@@ -53,11 +48,7 @@ class Run:
 
     @cached_property
     def recipe(self) -> dict[str, Any]:
-        """The resolved recipe as plain data."""
-        try:
-            return tomllib.loads(self.recipe_text)
-        except tomllib.TOMLDecodeError as error:
-            raise InputError(f"{self.path / 'recipe.toml'}: is not TOML ({error})") from None
+        return tomllib.loads(self.recipe_text)
 
     @cached_property
     def events(self) -> list[dict[str, Any]]:
@@ -101,43 +92,28 @@ class Run:
         return self._predictions[split, decoder]
 
 
-def read_runs(paths: Sequence[Path]) -> tuple[list[Run], Comparison | None]:
-    """Read the runs in these folders, and their comparison if they are the runs of one.
+def read_comparison_folder(folder: Path) -> tuple[Comparison, list[Run]]:
+    """Read a comparison and those of its runs that have started."""
+    comparison = read_comparison(folder / "comparison.json")
+    started = [run for run in comparison.runs if RunFolder(folder / run.folder).exists()]
+    return comparison, [Run(folder / run.folder, run.variant) for run in started]
 
-    A path is a run folder, the folder of a comparison, or a folder of run folders.
+
+def read_runs(paths: Sequence[Path]) -> list[Run]:
+    """Read run folders, and the run folders in other folders.
+
+    Labels are variants, or recipes and variants if there are several recipes, or paths if these are not unique.
     """
-    if not paths:
-        raise InputError("there is no run to report on; name one or more run folders")
-    for root in [paths[0], *sorted({path.resolve().parent for path in paths})]:
-        if (root / "comparison.json").is_file():
-            comparison = read_comparison(root / "comparison.json")
-            begun = {root / run.folder: run.variant for run in comparison.runs if RunFolder(root / run.folder).exists()}
-            if paths == [root] or {path.resolve() for path in paths} == {path.resolve() for path in begun}:
-                return [Run(path, label) for path, label in begun.items()], comparison
-    expanded = {run.resolve(): run for path in paths for run in _run_folders(path)}
-    return _labelled([Run(path) for path in expanded.values()]), None
+    runs = [Run(path) for path in dict.fromkeys(run for path in paths for run in _run_folders(path))]
+    if len({run.name for run in runs}) > 1:
+        for run in runs:
+            run.label = f"{run.name}/{run.variant}"
+    if len({(run.label, run.seed) for run in runs}) < len(runs):
+        for run in runs:
+            run.label = str(run.path)
+    return runs
 
 
 def _run_folders(path: Path) -> list[Path]:
-    if RunFolder(path).exists() or not path.is_dir():
-        return [path]
-    if (path / "comparison.json").is_file():
-        inside = [path / run.folder for run in read_comparison(path / "comparison.json").runs]
-    else:
-        inside = sorted(path.iterdir())
+    inside = sorted(path.iterdir()) if path.is_dir() and not RunFolder(path).exists() else []
     return [each for each in inside if RunFolder(each).exists()] or [path]
-
-
-def _labelled(runs: list[Run]) -> list[Run]:
-    """Label runs by variant, by recipe and variant, or by path: the first that tells them apart."""
-    ways: list[Callable[[Run], str]] = [
-        lambda run: run.variant,
-        lambda run: f"{run.name}/{run.variant}",
-        lambda run: str(run.path),
-    ]
-    if len({run.name for run in runs}) > 1:
-        ways = ways[1:]
-    label = next(way for way in ways if way is ways[-1] or max(Counter((way(r), r.seed) for r in runs).values()) == 1)
-    for run in runs:
-        run.label = label(run)
-    return runs

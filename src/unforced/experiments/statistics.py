@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 BINS = 5  # of lengths
 MIN_BIN = 20  # examples in a bin
-WIDE = 100  # with more statistics than this, a metric is expensive to permute ...
-WIDE_PERMUTATIONS = 1000  # ... and gets at most so many permutations
+WIDE = 100  # metrics with more statistics are expensive to permute ...
+WIDE_PERMUTATIONS = 1000  # ... and get at most this many permutations
 
 
 def summarize(
@@ -78,17 +78,13 @@ def judge(
     """
     texts = _check_references(runs, comparison.split, by_source)
     bins, members, unit = length_bins(texts)
-    scorers = {metric.name: metric for metric in metrics}
-    for measure in comparison.measures:
-        if measure.name not in scorers:
-            known = ", ".join(scorers)
-            raise InputError(f"the runs were scored by {measure.name}, which is no metric of the task ({known})")
+    scorers = {metric.name: metric.score for metric in metrics}
     metric_tables = [metric for run in runs for table in run.scores.values() for metric in table["metrics"].values()]
     if any(metric["statistics"].shape[1] > WIDE for metric in metric_tables):
         permutations = min(permutations, WIDE_PERMUTATIONS)
 
     def judged(row: Row, name: str, cell: Cell) -> Cell:
-        score = scorers[name].score
+        score = scorers[name]
         mine = _statistics(runs, comparison.split, row.variant, row.decoder, name)
         low, high = interval(score, list(mine.values()), level=comparison.level, samples=samples)
         each = [[score(rows[chosen].sum(axis=0)) for rows in mine.values()] for chosen in members]
@@ -175,7 +171,7 @@ def _cells(runs: Iterable[Run], split: str, decoder: str, measures: Sequence[Mea
 
 
 def _cost(runs: Iterable[Run], variant: str, baseline: str) -> float | None:
-    """Seconds per token relative to the baseline's; medians, because a run may have been suspended."""
+    """Return the seconds per token relative to the baseline's; medians, because a run may have been suspended."""
     rates = []
     for label in (variant, baseline):
         ended = [run.finished for run in runs if run.label == label and run.finished]
@@ -184,14 +180,14 @@ def _cost(runs: Iterable[Run], variant: str, baseline: str) -> float | None:
 
 
 def _effort(runs: Iterable[Run]) -> tuple[float | None, int | None]:
-    """The median of the minutes that finished runs trained, and their threads."""
+    """Return the median training time of the finished runs in minutes, and their number of threads."""
     seconds = [run.finished["seconds"] for run in runs if run.finished]
     threads = {run.info.get("threads") for run in runs if run.finished}
     return float(np.median(seconds)) / 60 if seconds else None, threads.pop() if len(threads) == 1 else None
 
 
 def _statistics(runs: Iterable[Run], split: str, variant: str, decoder: str, name: str) -> dict[int, np.ndarray]:
-    """[N,D] statistics of a metric by seed."""
+    """Return the [N,D] statistics of a metric by seed."""
     found = {run.seed: _metric(run, split, decoder, name) for run in runs if run.label == variant}
     return {seed: metric["statistics"] for seed, metric in found.items() if metric}
 

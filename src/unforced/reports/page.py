@@ -7,7 +7,7 @@ from typing import Any
 
 from unforced.errors import InputError
 from unforced.experiments.comparison import Comparison
-from unforced.experiments.runs import Run, read_runs
+from unforced.experiments.runs import Run, read_comparison_folder, read_runs
 from unforced.experiments.statistics import summarize
 from unforced.recipes.recipe import flatten
 from unforced.reports.examples import galleries
@@ -40,13 +40,15 @@ def write_report(paths: Sequence[Path], output: Path) -> Path:
     own = (b'<meta name="generator" content="unforced">', b"| variant | decoder |")
     if output.is_file() and output.stat().st_size and not any(mark in output.read_bytes() for mark in own):
         raise InputError(f"{output} exists and is not a report; choose another name or remove it")
-    sections = [_read(group) for group in _groups(paths)]
+    sections = _sections(paths)
     if output.suffix == ".html":
         text = render(sections)
     else:
-        for comparison, runs in sections:
+        for comparison, _ in sections:
             if not comparison.rows:
-                raise InputError(f"{runs[0].path} has no scores yet, so there are no tables; run `unforced evaluate`")
+                raise InputError(
+                    f"{comparison.name} has no scores yet, so there are no tables; run `unforced evaluate`"
+                )
         text = "\n".join(comparison_markdown(comparison) for comparison, _ in sections)
     replace_bytes(output, text.encode())
     return output
@@ -59,24 +61,19 @@ def write_comparison_page(folder: Path, comparison: Comparison, runs: Sequence[R
     return page
 
 
-def _groups(paths: Sequence[Path]) -> list[list[Path]]:
-    """Return the paths of each section: several comparisons have one each, all other paths share one."""
+def _sections(paths: Sequence[Path]) -> list[Section]:
+    """Read the sections of a page: each comparison has one, all other runs share one."""
     comparisons = [path for path in paths if (path / "comparison.json").is_file()]
-    if len(comparisons) < 2:
-        return [list(paths)]
-    rest = [path for path in paths if path not in comparisons]
-    return [*([path] for path in comparisons), *([rest] if rest else [])]
-
-
-def _read(paths: Sequence[Path]) -> Section:
-    runs, comparison = read_runs(paths)
-    if comparison is None:
-        names = list(dict.fromkeys(run.name for run in runs))
-        descriptions = {str(run.recipe.get("description", "")) for run in runs}
-        description = descriptions.pop() if len(descriptions) == 1 else ""
+    sections: list[Section] = [read_comparison_folder(path) for path in comparisons]
+    if runs := read_runs([path for path in paths if path not in comparisons]):
+        descriptions = {run.recipe["description"] for run in runs}
         command = shlex.join(["unforced", "report", *(str(run.path) for run in runs)])
-        comparison = summarize(runs, name=", ".join(names), description=description, command=command)
-    return comparison, runs
+        name = ", ".join(dict.fromkeys(run.name for run in runs))
+        description = descriptions.pop() if len(descriptions) == 1 else ""
+        sections.append((summarize(runs, name=name, description=description, command=command), runs))
+    if not sections:
+        raise InputError("there is no run to report on; name one or more run folders")
+    return sections
 
 
 def render(sections: Sequence[Section]) -> str:
