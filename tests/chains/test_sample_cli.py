@@ -17,12 +17,10 @@ from masked_folders import PAIRS, conditional_run, feed, huggingface_folder, lan
 from safetensors.torch import load_file
 
 from unforced import api
-from unforced.chains.options import ChainOptions
 from unforced.chains.readers import open_model
 from unforced.chains.results import ChainFolder
-from unforced.chains.sampling import starting_batch, starting_tokens
 from unforced.cli import main
-from unforced.energy import energies, samplers
+from unforced.energy import samplers
 from unforced.energy.diagnostics import diagnose
 from unforced.energy.metropolis_hastings import MetropolisHastings
 from unforced.errors import InputError
@@ -48,7 +46,7 @@ def no_plots(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """The content of a folder of chains, but for when it was made."""
+    """Return the content of a folder of chains without its date."""
     found = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
     return {name: path.read_bytes() for name, path in found.items() if name not in ("chains.json", "lock")}
 
@@ -81,7 +79,7 @@ def test_report_and_picture(root: Path, tmp_path: Path, capsys) -> None:
     outputs = {row["output"] for row in samples(tmp_path / "out")}
     assert all(len(output) == 4 and set(output) <= set("abc") for output in outputs)
     assert len(outputs) > 3
-    # energies in the samples are those of the outputs
+    # energies of the samples
     last = [row for row in samples(tmp_path / "out") if row["sweep"] == 25]
     scores = api.score(root / "field-0.4", [row["output"] for row in last])
     assert [row["energy"] for row in last] == pytest.approx([score.energy_raw for score in scores], abs=1e-4)
@@ -139,7 +137,6 @@ def refuse(*_: Any) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        ["--kernel", "gibbs"],
         ["--kernel", "gibbs", "--energy", "raw", "--temperature", "0.8", "--nucleus", "0.9", "--block", "2"],
         ["--temperature", "1.5", "--nucleus", "0.95", "--block", "3", "--shrink", "4", "--order", "left_to_right"],
         ["--energy", "raw", "--target-temperature", "0.9", "--anneal", "0.1", "--lowest", "0.5", "--forced", "2"],
@@ -167,7 +164,7 @@ def test_options_reach_the_kernel(options: list[str], root: Path, tmp_path: Path
 
 @pytest.mark.slow
 def test_resume_after_sigkill(root: Path, tmp_path: Path, capsys) -> None:
-    """Really killed, then resumed: the same bytes as without the interruption."""
+    """A killed and resumed run has the same bytes as an uninterrupted one."""
     folder = tmp_path / "broken"
     words = ["sample", str(root / "field-0.4"), "--sweeps", "4000", "--save-every", "5", "--quiet", "--seed", "3"]
     process = subprocess.Popen([sys.executable, "-m", "unforced", *words, "-o", str(folder)])
@@ -194,7 +191,7 @@ def test_resume_after_sigkill(root: Path, tmp_path: Path, capsys) -> None:
 
 
 def test_stuck_chains(root: Path, tmp_path: Path, capsys) -> None:
-    """A model with huge weights is so sure that chains hardly move from where they are."""
+    """With huge weights, chains rarely move."""
     words = ["sample", str(root / "field-30.0"), "-o", str(tmp_path / "out"), "--sweeps", "30", "--quiet"]
     assert main([*words, "--target-temperature", "0.06", "--lowest", "0.05"]) == 0
     out, err = capsys.readouterr()
@@ -276,12 +273,9 @@ def test_hugging_face_folder(root: Path, tmp_path: Path, monkeypatch, capsys) ->
         ("bert", [], "has no data: pass sentences (--input) or a length (--length)"),
         ("bert", ["--length", "50"], "accepts at most 32 tokens"),
         ("bert", ["--length", "3", "--examples", "2"], "have no separate examples"),
-        ("bert", ["--length", "3", "--start", "data"], "start=data uses the lengths of the data"),
         ("bert", ["--input", "absent.txt"], "absent.txt: cannot be read: No such file or directory"),
-        ("bert", ["--input", "empty.txt"], "the input has no lines"),
         ("bert", ["--input", "blank.txt"], "line 2: the line is blank"),
         ("field-0.4", ["--length", "7"], "its outputs have 4 tokens, not 7"),
-        ("conditional", ["--input", "blank.txt", "--start", "data"], "line 1: the line has no tab"),
         ("conditional", ["--input", "blank.txt"], "the line is blank"),
         ("masked-words", ["--kernel", "gibbs", "--anneal", "0.1"], "gibbs.anneal: no such key"),
         ("masked-words", ["--length", "0"], "length must be at least 1"),
@@ -302,30 +296,6 @@ def test_invalid_input(
     assert err.count("\n") == 1
     assert out == ""
     assert sorted(os.listdir(tmp_path)) == ["blank.txt", "empty.txt"]
-
-
-def test_starting_tokens(root: Path) -> None:
-    reader = open_model(root / "masked-words")
-    lines = [b"a cat\n", b"the old dog\n"]
-    batch = starting_batch(reader, "random", lines, "test", None, None)
-    free = energies.variables(batch)
-    assert free.sum(dim=1).tolist() == [2, 3]
-    random = starting_tokens(reader, batch, ChainOptions(chains=3, start="random", seed=1))
-    assert len({tuple(row) for row in random.tolist()}) > 3  # another one for each chain
-    again = starting_tokens(reader, batch, ChainOptions(chains=3, start="random", seed=1))
-    other = starting_tokens(reader, batch, ChainOptions(chains=3, start="random", seed=2))
-    assert torch.equal(random, again)
-    assert not torch.equal(random, other)
-    special = torch.tensor(energies.special_ids(batch.symbols))
-    assert not bool(torch.isin(random[free.repeat_interleave(3, dim=0)], special).any())
-    data = starting_tokens(reader, batch, ChainOptions(chains=2, start="data"))
-    assert torch.equal(data, batch.gold.repeat_interleave(2, dim=0))
-    greedy = starting_tokens(reader, batch, ChainOptions(chains=2, start="greedy"))
-    with torch.no_grad():
-        scores = reader.model.scores(batch, batch.gold, free)
-    kept = energies.allowed(batch.symbols, reader.size)
-    best = scores.masked_fill(~kept, -torch.inf).argmax(dim=-1)
-    assert torch.equal(greedy[::2][free], best[free])
 
 
 def test_samplers_as_objects(root: Path, tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """``unforced score``: sentences in, energies and pseudo-log-likelihoods out."""
 
-import json
 import shutil
 import subprocess
 import sys
@@ -120,7 +119,7 @@ def test_output_columns(root: Path, monkeypatch, capsys) -> None:
 
 
 def test_scores_equal_a_plain_loop_over_transformers(root: Path) -> None:
-    """Against a bare loop over transformers' classes, without this library's wrapper."""
+    """The oracle calls the model of transformers directly, without the wrapper."""
     tf = pytest.importorskip("transformers")
     network = tf.AutoModelForMaskedLM.from_pretrained(root / "bert").eval()
     ids = [2, 5, 6, 8, 9, 3]  # [CLS] the cat sleep ##s [SEP]
@@ -138,28 +137,25 @@ def test_scores_equal_a_plain_loop_over_transformers(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "complaint", "before"),
+    ("name", "text", "message", "before"),
     [
         ("masked-words", "a cat\n\na dog\n", "standard input:2: the line is blank", 1),
         ("masked-words", "a cat\na zebra sleeps\n", "standard input:2: 'zebra' is not in the model's vocabulary", 1),
         ("masked-words", b"a cat\n\xff\n", "standard input:2: the line is not UTF-8", 1),
         ("conditional", "ab\tc d\nab c\n", "standard input:2: the line has no tab", 1),
-        ("conditional", "ab\t \n", "standard input:1: the line is blank", 0),
-        ("conditional", "ab\tc x\n", "standard input:1: 'x' is not in the model's vocabulary", 0),
         ("field-0.4", "abc\n", "standard input:1: a string must have 4 letters from a to c, got 'abc'", 0),
         ("field-0.4", "abcz\n", "standard input:1: a string must have 4 letters from a to c, got 'abcz'", 0),
-        ("bert", "the cat\n \n", "standard input:2: the line is blank", 1),
         ("bert", "the zebra sleeps\n", "standard input:1: 'zebra' is not in the model's vocabulary", 0),
         ("bert", "the [MASK] sleeps\n", "standard input:1: the line has the special token [MASK]", 0),
         ("bert", "[SEP]\n", "standard input:1: the line has only special tokens", 0),
         ("bert", "the " * 40 + "\n", "standard input:1: the line has 42 tokens, but the model accepts at most 32", 0),
     ],
 )  # fmt: skip
-def test_invalid_lines(name, text, complaint, before, root, monkeypatch, capsys) -> None:
+def test_invalid_lines(name, text, message, before, root, monkeypatch, capsys) -> None:
     feed(monkeypatch, text)
     assert main(["score", str(root / name)]) == 2
     out, err = capsys.readouterr()
-    assert complaint in err
+    assert message in err
     assert err.count("\n") == 1
     assert len(out.splitlines()) == before
 
@@ -172,36 +168,17 @@ def test_folders_without_a_masked_model(root: Path, tmp_path: Path, monkeypatch,
     write_run(tmp_path / "causal", {"name": "language", "train": str(text)}, causal)
     shutil.copytree(root / "bert", tmp_path / "gpt2")
     tf.GPT2LMHeadModel(tf.GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=15)).save_pretrained(tmp_path / "gpt2")
-    shutil.copytree(root / "bert", tmp_path / "headless")
-    sizes = {"vocab_size": 15, "hidden_size": 12, "intermediate_size": 16, "num_attention_heads": 2}
-    tf.BertModel(tf.BertConfig(**sizes, num_hidden_layers=2, max_position_embeddings=32)).save_pretrained(
-        tmp_path / "headless"
-    )
-    shutil.copytree(root / "bert", tmp_path / "pickled")
-    (tmp_path / "pickled" / "model.safetensors").unlink()
-    (tmp_path / "pickled" / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'touch exploited'\ntR.")
-    shutil.copytree(root / "bert", tmp_path / "coded")
-    config = json.loads((tmp_path / "coded" / "config.json").read_text())
-    config["auto_map"] = {"AutoModelForMaskedLM": "code.Mine"}
-    (tmp_path / "coded" / "config.json").write_text(json.dumps(config))
-    (tmp_path / "empty").mkdir()
-    complaints = {
+    messages = {
         "causal": "which is not a masked model",
         "gpt2": "holds a GPT2LMHeadModel, which is not a masked model",
-        "headless": "holds a BertModel, which is not a masked model",
-        "pickled": "has only pickled weights (.bin)",
-        "coded": "names code of its own (auto_map)",
-        "empty": "is neither a run folder nor a folder saved by transformers",
         "absent": "is neither a run folder nor a folder saved by transformers",
     }
-    for name, complaint in complaints.items():
+    for name, message in messages.items():
         feed(monkeypatch, "the cat\n")
         assert main(["score", str(tmp_path / name)]) == 2, name
         out, err = capsys.readouterr()
-        assert complaint in err.splitlines()[-1], name
-        assert err.splitlines()[-1].startswith(f"unforced: {tmp_path / name}")
+        assert message in err.splitlines()[-1], name
         assert out == ""
-    assert not (tmp_path / "exploited").exists()
 
 
 @pytest.mark.parametrize("command", ["score", "sample"])

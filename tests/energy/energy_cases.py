@@ -7,8 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from unforced.models.field import Field
+from unforced.models.masked import ConditionalMasked, Masked
 from unforced.ops.random_streams import GAMMA, mix64
-from unforced.types import Batch, Symbols
+from unforced.types import Batch, Sizes, Symbols
 
 CELLS = 8_191
 
@@ -16,8 +18,8 @@ CELLS = 8_191
 class TableModel(nn.Module):
     """Scores from a table of random numbers, looked up by a hash of everything that the position can see.
 
-    That is the position, all tokens that aren't masked, their places, and the source. So conditionals are arbitrary, and
-    belong to no joint distribution. ``seen`` keeps the shapes of the calls.
+    That is the position, all tokens that are not masked, their places, and the source. Conditionals are arbitrary and
+    belong to no joint distribution. ``seen`` has the shapes of the calls.
     """
 
     def __init__(self, size: int, seed: int = 1, scale: float = 1.5) -> None:
@@ -30,23 +32,23 @@ class TableModel(nn.Module):
     def scores(self, batch: Batch, tokens: Tensor, masked: Tensor) -> Tensor:
         self.seen.append(tuple(tokens.shape))
         k = len(tokens) // len(batch)
-        there = batch.mask.repeat_interleave(k, dim=0)
+        valid = batch.mask.repeat_interleave(k, dim=0)
         shown = tokens.masked_fill(masked, self.size) + 1
         places = mix64(torch.arange(1, tokens.shape[1] + 1) * GAMMA)
-        code = (mix64(shown * GAMMA + places) * there).sum(dim=1) + self._source(batch).repeat_interleave(k)
+        code = (mix64(shown * GAMMA + places) * valid).sum(dim=1) + self._source(batch).repeat_interleave(k)
         cells = mix64(code.unsqueeze(1) + places) % CELLS
         return self.table[cells]
 
     def _source(self, batch: Batch) -> Tensor:
         if batch.source is None:
             return torch.zeros(len(batch), dtype=torch.long)
-        there = torch.ones_like(batch.source) if batch.source_mask is None else batch.source_mask.long()
+        valid = torch.ones_like(batch.source) if batch.source_mask is None else batch.source_mask.long()
         places = torch.arange(1, batch.source.shape[1] + 1)
-        return mix64((mix64(batch.source + 7) * there * places).sum(dim=1))
+        return mix64((mix64(batch.source + 7) * valid * places).sum(dim=1))
 
 
 class InParts(TableModel):
-    """The table behind ``features`` or ``features_at``, and ``score``; counts what is scored, and calls for whole scores."""
+    """Base of tables with features; counts projected positions, and calls of ``scores``."""
 
     def score(self, features: Tensor) -> Tensor:
         self.scored += features[..., 0].numel()
@@ -71,7 +73,7 @@ class WithFeaturesAt(InParts):
 
 
 class Pair(nn.Module):
-    """Goyal (2021), section 6.2.1: y₁ follows y₂ with probability 0.99, y₂ doesn't care. No joint distribution has both."""
+    """Goyal (2021), section 6.2.1: y₁ follows y₂ with probability 0.99, y₂ is uniform. No joint distribution has both."""
 
     def scores(self, batch: Batch, tokens: Tensor, masked: Tensor) -> Tensor:
         follows = torch.tensor([[0.99, 0.01], [0.01, 0.99]], dtype=torch.float64).log()
@@ -81,7 +83,7 @@ class Pair(nn.Module):
 
 
 def letters(alphabet: int, lengths: Sequence[int], width: int = 0) -> Batch:
-    """Strings of letters 0, 1, … of given lengths; the start symbol and padding are the ids behind."""
+    """Strings of letters 0, 1, … of given lengths; the start symbol and padding are the next ids."""
     symbols = Symbols(pad=alphabet + 1, bos=alphabet, eos=None, banned=(alphabet, alphabet + 1))
     size = max([width, *lengths])
     mask = torch.arange(size) < torch.tensor(lengths).unsqueeze(1)
@@ -95,7 +97,7 @@ def ended(
     ids: Sequence[int] | None = None,
     width: int = 0,
 ) -> Batch:
-    """Sequences with the end symbol 2 behind them, and sources."""
+    """Sequences followed by the end symbol 2, and sources."""
     size = max([width, *(len(row) + 1 for row in rows)])
     gold = torch.tensor([[*row, 2, *[0] * (size - len(row) - 1)] for row in rows])
     rest: dict[str, Any] = {"ids": torch.tensor(range(len(rows)) if ids is None else ids)}
@@ -112,8 +114,8 @@ def alone(batch: Batch, b: int) -> Batch:
     size = int(one.mask.sum())
     parts = {"prefix": one.prefix[:, :size], "gold": one.gold[:, :size], "mask": one.mask[:, :size]}
     if one.source_mask is not None and one.source is not None:
-        there = int(one.source_mask.sum())
-        parts |= {"source": one.source[:, :there], "source_mask": one.source_mask[:, :there]}
+        n = int(one.source_mask.sum())
+        parts |= {"source": one.source[:, :n], "source_mask": one.source_mask[:, :n]}
     return Batch(**{**vars(one), **parts})
 
 
@@ -164,3 +166,29 @@ def target_of(model: Any, batch: Batch, b: int, size: int, kind: str, temperatur
     width = one.gold.shape[1]
     found = [plain_energy(model, one, row[:width], kind) for row in all_states(batch, b, size).tolist()]
     return (-torch.tensor(found, dtype=torch.float64) / temperature).softmax(0)
+
+
+# ---- one model of each kind, with a batch ----
+
+MODELS = ("table", "field", "masked", "conditional")
+SOURCES = [[1, 2], [3], [2, 2, 1], [4, 1]]
+
+
+def model_and_batch(name: str, rows: Sequence[Sequence[int]], dropout: float = 0.0) -> tuple[Any, Batch]:
+    """Return a model in double precision, with weights that make scores differ, and a batch of rows."""
+    batch = ended(rows, SOURCES if name in ("table", "conditional") else None)
+    small: Any = {"width": 8, "heads": 2, "feedforward": 12, "dropout": dropout}
+    if name == "table":
+        return TableModel(6), batch
+    model: Any
+    if name == "field":
+        model = Field(hidden=5, embedding=4).build(Sizes(target=6))
+    elif name == "masked":
+        model = Masked(**small, layers=2).build(Sizes(target=6))
+    else:
+        model = ConditionalMasked(**small, encoder_layers=1, decoder_layers=1).build(Sizes(target=6, source=6))
+    rng = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(0.5 * torch.randn(parameter.shape, generator=rng))
+    return model.double().train(dropout > 0), batch

@@ -1,9 +1,9 @@
 """The exact transition matrix of a sampler, from its own code: every outcome of its random draws is tried.
 
-A turn is a function of the state and of two sets of uniform numbers: one picks the tokens, one decides. For each sequence of
-tokens that can be drawn, numbers from the middle of their share of [0, 1) are put in. Then the decision: a number of 0
-shows the ratio, and with it the probability of acceptance; both branches are followed by the sampler itself, with numbers
-just below it and above it. What it carries along from turn to turn (terms, energies) is whatever its code made of it.
+A turn is a function of the state and of two sets of uniform numbers: one draws the tokens, one decides. For each sequence of
+tokens that can be drawn, the numbers are the middles of their intervals in [0, 1). A decision with the number 0 returns the
+ratio, and so the probability of acceptance. The sampler then takes both branches, with a number below and above that
+probability. The state between turns (terms, energies) is computed by the sampler.
 """
 
 from collections.abc import Sequence
@@ -19,19 +19,19 @@ from unforced.types import Batch, ChainState
 
 
 class Inconsistent(Exception):
-    """A sampler drew otherwise than by the model's conditionals, or decided otherwise than by its ratio."""
+    """A sampler did not draw from the model's conditionals, or did not decide by its ratio."""
 
 
 class Branches(NamedTuple):
-    """Rows of chains in all states they may be in, B·K of them."""
+    """B·K rows of chains, in all states that are possible."""
 
     state: ChainState
     origin: Tensor  # [R] the number of the sequence they started from
-    weight: Tensor  # [R] their probability, 0 for rows that fill up
+    weight: Tensor  # [R] their probability, 0 for padding rows
 
 
 def start(walk: Walk, batch: Batch, orders: Sequence[Sequence[int]], sweep: int, size: int) -> Branches:
-    """A chain in each state of each example; positions will be visited in the order given."""
+    """Start a chain in each state of each example, with a given order of positions."""
     states = [all_states(batch, b, size) for b in range(len(batch))]
     k = max(map(len, states))
     numbers = [torch.arange(k) % len(rows) for rows in states]
@@ -45,7 +45,7 @@ def start(walk: Walk, batch: Batch, orders: Sequence[Sequence[int]], sweep: int,
 
 
 def pick_rows(branches: Branches, rows: Tensor, weight: Tensor, examples: int) -> tuple[Branches, Tensor]:
-    """Some rows (with repetition), again the same number for each example: rows of no weight fill up."""
+    """Select rows (with repetition), padded to the same number for each example."""
     k = len(branches.origin) // examples
     groups = [(rows // k == b).nonzero().squeeze(1) for b in range(examples)]
     longest = max(1, *map(len, groups))
@@ -61,8 +61,8 @@ def pick_rows(branches: Branches, rows: Tensor, weight: Tensor, examples: int) -
     return Branches(moved, branches.origin[take], torch.cat(new_weight)), torch.cat(index)
 
 
-def joined(parts: Sequence[Branches], examples: int) -> Branches:
-    """Branches of several outcomes together, rows of no weight dropped where that is possible."""
+def merge_branches(parts: Sequence[Branches], examples: int) -> Branches:
+    """Merge the branches of several outcomes; drop padding rows where possible."""
     states = [part.state for part in parts]
     size = sum(len(part.origin) for part in parts)
     numbers = torch.arange(size)
@@ -76,7 +76,7 @@ def joined(parts: Sequence[Branches], examples: int) -> Branches:
 
 
 def shares(walk: Walk, state: ChainState, turn: Turn) -> tuple[Tensor, Tensor]:
-    """The probability q of each token of the block, and the middle of its share of [0, 1): [A,P,V] each."""
+    """Return the probability q of each token, and the middle of its interval in [0, 1): [A,P,V] each."""
     with torch.no_grad():
         scores = masked_copies.scores_at(walk.model, walk.batch, state.tokens, turn.rows, turn.positions, turn.valid)
         q = walk.log_q(scores).exp()
@@ -84,14 +84,14 @@ def shares(walk: Walk, state: ChainState, turn: Turn) -> tuple[Tensor, Tensor]:
 
 
 def one_turn(walk: Walk, branches: Branches) -> Branches:
-    """All that one turn can lead to."""
+    """Return the branches after every possible turn."""
     examples = len(walk.batch)
     turn = walk.turn(branches.state)
     q, middle = shares(walk, branches.state, turn)
     vocabulary, p = q.shape[2], q.shape[1]
     outcomes = torch.cartesian_prod(*[torch.arange(vocabulary)] * p).view(-1, p)  # [O,P]
     each = q[:, torch.arange(p), outcomes]  # [A,O,P]
-    only_first = torch.where(outcomes == 0, 1.0, 0.0).double()  # a place the block hasn't: one outcome
+    only_first = torch.where(outcomes == 0, 1.0, 0.0).double()  # one outcome where the block has no position
     joint = torch.where(turn.valid.unsqueeze(1), each, only_first).prod(dim=2)  # [A,O]
     joint = joint * branches.weight[turn.rows].unsqueeze(1)
     who, what = (joint > 0).nonzero(as_tuple=True)
@@ -103,7 +103,7 @@ def one_turn(walk: Walk, branches: Branches) -> Branches:
     choices = torch.full((len(rows), p), 0.5, dtype=torch.float64)
     choices[: len(who)] = middle[who.unsqueeze(1), torch.arange(p), outcomes[what]]
     new_turn = walk.turn(spread.state)
-    filled = index[new_turn.rows]  # −1 for rows that fill up
+    filled = index[new_turn.rows]  # −1 for padding rows
     chosen = torch.where(filled.unsqueeze(1) >= 0, choices[filled.clamp(min=0)], 0.5)
     new_turn = new_turn._replace(choices=chosen, chances=torch.zeros_like(new_turn.chances))
     _, first = walk.take(spread.state, new_turn)
@@ -127,32 +127,32 @@ def one_turn(walk: Walk, branches: Branches) -> Branches:
         if bool((again.accepted & again.active & (chance < 1 - 1e-12)).any()):
             raise Inconsistent
         parts.append(Branches(refused, spread.origin, spread.weight * (1 - chance)))
-    return joined(parts, examples)
+    return merge_branches(parts, examples)
 
 
 def matrices(
     walk: Walk, batch: Batch, orders: Sequence[Sequence[int]], size: int, *, turns: int | None = None, sweep: int = 0
 ) -> list[Tensor]:
-    """For each example the matrix [S,S] of a sweep in this order, or of its first ``turns`` turns."""
+    """Return for each example the matrix [S,S] of a sweep in this order, or of its first ``turns`` turns."""
     branches = start(walk, batch, orders, sweep, size)
-    made = 0
-    while int(branches.state.sweep) == sweep and (turns is None or made < turns):
+    done = 0
+    while int(branches.state.sweep) == sweep and (turns is None or done < turns):
         branches = one_turn(walk, branches)
-        made += 1
+        done += 1
     k = len(branches.origin) // len(walk.batch)
     found = []
     for b in range(len(walk.batch)):
         states, mine = all_states(batch, b, size), slice(b * k, (b + 1) * k)
         same = (branches.state.tokens[mine].unsqueeze(1) == states).all(dim=2)  # [K,S]
-        there = same.any(dim=1)  # else the chain has left the space, and the row won't add up to one
+        inside = same.any(dim=1)  # else the row does not add up to one
         matrix = torch.zeros(len(states), len(states), dtype=torch.float64)
-        places = branches.origin[mine][there], same.int().argmax(dim=1)[there]
-        found.append(matrix.index_put(places, branches.weight[mine][there], accumulate=True))
+        places = branches.origin[mine][inside], same.int().argmax(dim=1)[inside]
+        found.append(matrix.index_put(places, branches.weight[mine][inside], accumulate=True))
     return found
 
 
 class Violations(NamedTuple):
-    """How far a sampler is from what it should be: the largest error of each kind."""
+    """The largest error of each kind."""
 
     rows: float  # of Σ_j P_ij = 1
     balance: float  # of π_i P_ij = π_j P_ji, for every block
@@ -164,7 +164,7 @@ class Violations(NamedTuple):
 
 
 def violations(walk: Walk, batch: Batch, size: int, kind: str, *, target: float = 1.0, sweep: int = 0) -> Violations:
-    """Check every block by itself, and a sweep from left to right and one in another order."""
+    """Check each block, a sweep from left to right, and a sweep in another order."""
     try:
         return _violations(walk, batch, size, kind, target, sweep)
     except Inconsistent:

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 import torch
 from energy_cases import (
+    MODELS,
+    SOURCES,
     InParts,
     TableModel,
     WithFeatures,
@@ -13,6 +15,7 @@ from energy_cases import (
     alone,
     ended,
     letters,
+    model_and_batch,
     plain_energy,
     plain_scores,
     plain_terms,
@@ -21,13 +24,10 @@ from torch import Tensor, nn
 
 from unforced.energy import energies, masked_copies
 from unforced.errors import InputError
-from unforced.models.field import Field
-from unforced.models.masked import ConditionalMasked, Masked
-from unforced.types import Batch, Sizes, Symbols
+from unforced.types import Batch, Symbols
 
 KINDS = pytest.mark.parametrize("kind", ["raw", "local"])
 ROWS = [[4, 3, 5], [5], [3, 4, 4, 5], [4, 4]]
-SOURCES = [[1, 2], [3], [2, 2, 1], [4, 1]]
 
 
 def rows_of(batch: Batch, k: int, size: int, seed: int = 3) -> Tensor:
@@ -39,30 +39,7 @@ def rows_of(batch: Batch, k: int, size: int, seed: int = 3) -> Tensor:
     return torch.where(free, drawn, gold)
 
 
-def random(model: nn.Module) -> nn.Module:
-    """In double precision, with weights that make scores differ."""
-    torch.manual_seed(5)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randn(parameter.shape) * 0.5)
-    return model.double().eval()
-
-
-def models() -> dict[str, tuple[Any, Batch]]:
-    plain, conditional = ended(ROWS), ended(ROWS, SOURCES)
-    small = {"width": 8, "heads": 2, "feedforward": 12}
-    return {
-        "table": (TableModel(6), conditional),
-        "field": (random(Field(hidden=5, embedding=4).build(Sizes(target=6))), plain),
-        "masked": (random(Masked(**small, layers=2).build(Sizes(target=6))), plain),
-        "conditional": (
-            random(ConditionalMasked(**small, encoder_layers=1, decoder_layers=1).build(Sizes(target=6, source=6))),
-            conditional,
-        ),
-    }
-
-
-MODELS = pytest.mark.parametrize("name", ["table", "field", "masked", "conditional"])
+EACH_MODEL = pytest.mark.parametrize("name", MODELS)
 
 
 def test_variables() -> None:
@@ -82,10 +59,10 @@ def test_canvas() -> None:
     assert batch.source.tolist() == [[1], [2]]
 
 
-@MODELS
+@EACH_MODEL
 @KINDS
 def test_terms_equal_one_forward_pass_each(name: str, kind: Any) -> None:
-    model, batch = models()[name]
+    model, batch = model_and_batch(name, ROWS)
     tokens = rows_of(batch, 3, 6)
     found = energies.terms(model, batch, tokens, kind, rows=5)
     energy = energies.energy(model, batch, tokens, kind).tolist()
@@ -108,7 +85,7 @@ def test_micro_batches_are_bounded_and_have_little_padding() -> None:
 
 
 def test_scores_at_blocks() -> None:
-    model, batch = models()["table"]
+    model, batch = model_and_batch("table", ROWS)
     tokens = rows_of(batch, 1, 6)
     positions = torch.tensor([[2, 0], [0, 3], [1, 3]])
     valid = torch.tensor([[True, True], [True, False], [True, True]])
@@ -120,9 +97,9 @@ def test_scores_at_blocks() -> None:
             torch.testing.assert_close(found[n, p], scores[t])
 
 
-@MODELS
+@EACH_MODEL
 def test_where_restricts_the_terms(name: str) -> None:
-    model, batch = models()[name]
+    model, batch = model_and_batch(name, ROWS)
     tokens = rows_of(batch, 2, 6)
     where = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(1)) < 0.5
     whole = energies.terms(model, batch, tokens)
@@ -158,7 +135,7 @@ class Counting(nn.Module):
 
 
 def test_sources_are_encoded_once() -> None:
-    model, batch = models()["conditional"]
+    model, batch = model_and_batch("conditional", ROWS)
     counting = Counting(model)
     tokens = rows_of(batch, 3, 6)
     found = energies.terms(counting, batch, tokens, rows=4)
@@ -166,10 +143,10 @@ def test_sources_are_encoded_once() -> None:
     torch.testing.assert_close(found, energies.terms(model, batch, tokens), rtol=0, atol=1e-10)
 
 
-@MODELS
+@EACH_MODEL
 @KINDS
 def test_gradients_equal_finite_differences(name: str, kind: Any) -> None:
-    model, batch = models()[name]
+    model, batch = model_and_batch(name, ROWS)
     tokens = rows_of(batch, 2, 6)
     parameters = [p for p in model.parameters() if p.requires_grad]
     energy = energies.energy(model, batch, tokens, kind, rows=5).sum()
@@ -191,7 +168,7 @@ def test_gradients_equal_finite_differences(name: str, kind: Any) -> None:
 
 
 def test_tokens_that_are_not_allowed() -> None:
-    model, batch = models()["table"]
+    model, batch = model_and_batch("table", ROWS)
     tokens = batch.gold.clone()
     tokens[0, 1] = 1
     for kind in ("raw", "local"):

@@ -1,4 +1,4 @@
-"""Samplers: the exact chance of every move, long runs, and the plain loop with the same random numbers."""
+"""Samplers: exact transition matrices, long chains, and a plain loop with the same random numbers."""
 
 from dataclasses import replace
 from typing import Any
@@ -57,8 +57,8 @@ def walk(batch: Batch, model: Any = None, **fields: Any) -> MetropolisWalk:
     return MetropolisWalk(MetropolisHastings(**fields), model or TableModel(5), batch)
 
 
-def wrong(chains: MetropolisWalk, size: int = 5, **rest: Any) -> float:
-    """How far the chains are from sampling their energy."""
+def violation(chains: MetropolisWalk, size: int = 5, **rest: Any) -> float:
+    """Return the largest violation of detailed balance or stationarity."""
     return violations(chains, chains.batch, size, chains.options.energy, **rest).worst
 
 
@@ -77,28 +77,28 @@ QUICK = [
     ("name", "kind", "model"), [*QUICK, *(pytest.param(*case, marks=slow) for case in CASES if case not in QUICK)]
 )
 def test_detailed_balance_and_stationarity(name: str, kind: Any, model: type[TableModel]) -> None:
-    """Strings of two and of three letters in one batch: every block is reversible, every sweep leaves exp(−E/T)/Z alone."""
+    """Strings of two and of three letters in one batch: every block is reversible, and every sweep keeps exp(−E/T)/Z."""
     fields = VARIANTS[name]
     chains = walk(letters(3, [2, 3]), model(5), energy=kind, **fields)
-    assert wrong(chains, target=fields.get("target", 1.0)) < EXACT
+    assert violation(chains, target=fields.get("target", 1.0)) < EXACT
 
 
 @pytest.mark.parametrize("kind", [pytest.param("raw", marks=slow), "local"])
 def test_detailed_balance_with_end_symbol_and_sources(kind: Any) -> None:
     batch = ended([[3, 4], [5], [4, 4]], sources=[[1, 2], [3], [2]])
-    assert wrong(walk(batch, TableModel(6), energy=kind), 6) < EXACT
+    assert violation(walk(batch, TableModel(6), energy=kind), 6) < EXACT
 
 
 def test_annealed_targets() -> None:
     chains = walk(letters(3, [2]), energy="raw", target=1.0, anneal=0.2, lowest=0.3)
     for done, target in ((0, 1.0), (2, 0.6), (9, 0.3)):
-        assert wrong(chains, target=target, sweep=done) < EXACT
-    assert wrong(chains, target=1.0, sweep=2) > 1e-3
+        assert violation(chains, target=target, sweep=done) < EXACT
+    assert violation(chains, target=1.0, sweep=2) > 1e-3
 
 
 def test_forced_sweeps() -> None:
     chains = walk(letters(3, [2]), energy="raw", forced=2)
-    assert wrong(chains, sweep=2) < EXACT
+    assert violation(chains, sweep=2) < EXACT
     kernel = chains.kernel()
     state = kernel.init(torch.zeros(200, 2, dtype=torch.long))
     rng, rates = generator(), []
@@ -129,12 +129,12 @@ def pair_batch() -> Batch:
 
 
 def stationary(matrix: Tensor) -> Tensor:
-    """The distribution that a matrix leaves alone."""
+    """Return the stationary distribution of a matrix."""
     return torch.linalg.matrix_power(matrix, 1 << 12)[0]
 
 
 def test_inconsistent_conditionals() -> None:
-    """The thesis's two variables: what Gibbs sampling gives depends on who comes first, and no distribution suits both."""
+    """Two variables of the thesis: the result of Gibbs sampling depends on the order of visits."""
     chains = GibbsWalk(Gibbs(), Pair(), pair_batch())
     first_last, last_first = (matrices(chains, chains.batch, [order], 2)[0] for order in ([0, 1], [1, 0]))
     torch.testing.assert_close(stationary(first_last), torch.full((4,), 0.25, dtype=torch.float64), rtol=0, atol=1e-12)
@@ -144,7 +144,7 @@ def test_inconsistent_conditionals() -> None:
     for kind in ("raw", "local"):
         assert violations(chains, chains.batch, 2, kind).worst > 0.1
         for fields in ({}, {"block": 2}, {"temperature": 3.0}):
-            assert wrong(walk(pair_batch(), Pair(), energy=kind, **fields), 2) < EXACT
+            assert violation(walk(pair_batch(), Pair(), energy=kind, **fields), 2) < EXACT
 
 
 @pytest.mark.parametrize("fields", [{"nucleus": 0.8, "temperature": 1.4}])
@@ -160,8 +160,8 @@ def test_tokens_are_drawn_from_the_proposal_distribution(fields: dict[str, Any])
         for side in (-1, 0, 1):
             inside = middle[:, :, token] + side * q[:, :, token] * (0.5 - 1e-9)
             drawn = chains.propose(state, turn._replace(choices=inside)).drawn
-            there = q[:, :, token] > 0
-            assert bool((drawn[there] == token).all())
+            possible = q[:, :, token] > 0
+            assert bool((drawn[possible] == token).all())
 
 
 def test_a_move_that_cannot_be_undone_is_rejected() -> None:
@@ -189,7 +189,7 @@ def test_stored_features_save_the_pass_of_a_proposal(model: type[TableModel]) ->
         drawn = one.propose(a, one.turn(a))
         assert not table.seen
         a, _ = one.step(rng_a, a)
-        assert len(table.seen) <= 2  # new sequences of either length
+        assert len(table.seen) <= 2  # new sequences of each length
         b, _ = two.step(rng_b, b)
         assert torch.equal(a.tokens, b.tokens)
         torch.testing.assert_close(a.terms, b.terms, rtol=0, atol=1e-12)
@@ -333,7 +333,7 @@ def frequencies(tokens: Tensor, states: Tensor) -> list[int]:
     ids=["local", "raw blocks", "left to right"],
 )
 def test_long_chains_have_the_target_distribution(sampler: MetropolisHastings) -> None:
-    """4,000 independent chains from one sequence, for twelve sweeps; degenerate Gibbs sampling is far off."""
+    """4,000 independent chains from one sequence, for twelve sweeps; degenerate Gibbs sampling has another distribution."""
     batch, model = letters(3, [2]), TableModel(5, seed=6, scale=0.8)
     expected = target_of(model, batch, 0, 5, sampler.energy) * 4000
     assert float(expected.min()) > 5
@@ -383,15 +383,6 @@ def test_a_sweep_visits_every_variable_once() -> None:
     assert bool((state.tokens[~free] == batch.gold.repeat_interleave(2, dim=0)[~free]).all())
 
 
-def test_sequences_without_variables() -> None:
-    batch = ended([[], []])
-    kernel = MetropolisHastings().kernel(TableModel(6), batch)
-    state, report = sweep(kernel, generator(), kernel.init(batch.gold))
-    assert torch.equal(state.tokens, batch.gold)
-    assert report.proposed.tolist() == [0, 0]
-    assert int(state.sweep) == 1
-
-
 def test_chains_do_not_depend_on_the_batch() -> None:
     rows, sources = [[3, 4, 5, 3], [4, 5], [5, 4, 4]], [[1, 2], [3], [4, 4, 1]]
     together = ended(rows, sources, ids=[7, 3, 9])
@@ -414,7 +405,7 @@ def test_chains_do_not_depend_on_the_batch() -> None:
 
 @pytest.mark.parametrize("kind", ["raw", "local"])
 def test_energies_stay_exact_for_networks(kind: Any) -> None:
-    """The field with its one pass for all positions, and the conditional model with sources: energies are kept up exactly."""
+    """The field with its one pass for all positions, and the conditional model with sources: stored energies stay exact."""
     torch.manual_seed(3)
     rows = [[4, 3, 5], [5], [3, 4, 4, 5]]
     small = {"width": 8, "heads": 2, "feedforward": 12, "encoder_layers": 1, "decoder_layers": 1}
@@ -427,7 +418,7 @@ def test_energies_stay_exact_for_networks(kind: Any) -> None:
             state = kernel.init(batch.gold.repeat_interleave(4, dim=0))
             for _ in range(3):
                 state, _ = sweep(kernel, rng, state)
-            assert model.training  # and dropout was off all the same
+            assert model.training  # although dropout was off
             assert not state.terms.requires_grad
             model.eval()
             torch.testing.assert_close(
@@ -445,7 +436,7 @@ def test_detailed_balance_of_the_field() -> None:
             parameter.mul_(3)
     for kind in ("raw", "local"):
         fields = {"block": 2, "temperature": 1.3} if kind == "raw" else {}
-        assert wrong(walk(letters(3, [2, 3]), field, energy=kind, **fields)) < EXACT
+        assert violation(walk(letters(3, [2, 3]), field, energy=kind, **fields)) < EXACT
 
 
 def test_annealing() -> None:

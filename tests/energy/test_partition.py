@@ -188,6 +188,8 @@ def test_gradient_of_log_partition(kind: Any) -> None:
     model, batch = field(3, seed=5), ended(3, 1, 3)
     found = log_partition_with_gradient(model, batch, kind, rows=10)
     assert found.tolist() == pytest.approx(log_partition(model, batch, kind).tolist(), abs=1e-9)
+    one_by_one = log_partition_with_gradient(Plain(model), batch, kind, rows=10)
+    torch.testing.assert_close(found, one_by_one)
     (gradient,) = torch.autograd.grad(found.sum(), model.join_left.weight)
     direction = torch.randn(6, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     step, values = 1e-5, []

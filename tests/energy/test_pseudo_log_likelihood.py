@@ -5,39 +5,15 @@ from typing import Any
 
 import pytest
 import torch
-from energy_cases import TableModel, alone, ended, free_of, kept_of, plain_energy, plain_scores
+from energy_cases import MODELS, alone, ended, free_of, kept_of, model_and_batch, plain_energy, plain_scores
 from torch import Tensor
 
 from unforced.energy.pseudo_log_likelihood import WordBlocks, pseudo_log_likelihood, token_scores
 from unforced.errors import InputError
-from unforced.models.field import Field
-from unforced.models.masked import ConditionalMasked, Masked
-from unforced.types import Batch, Sizes
+from unforced.types import Batch
 
 ROWS = [[4, 3, 5, 5, 3], [5], [3, 4, 4, 5], [4, 4]]
-SOURCES = [[1, 2], [3], [2, 2, 1], [4, 1]]
 WORDS = [[0, 0, 1, 1, 1], [0], [0, 1, 1, 2], [0, 1]]  # which of a row's tokens make up a word
-
-
-def models() -> dict[str, tuple[Any, Batch]]:
-    small = {"width": 8, "heads": 2, "feedforward": 12, "dropout": 0.3}
-    cases = {
-        "table": (TableModel(6), ended(ROWS, SOURCES)),
-        "field": (Field(hidden=5, embedding=4).build(Sizes(target=6)), ended(ROWS)),
-        "masked": (Masked(**small, layers=2).build(Sizes(target=6)), ended(ROWS)),
-        "conditional": (
-            ConditionalMasked(**small, encoder_layers=1, decoder_layers=1).build(Sizes(target=6, source=6)),
-            ended(ROWS, SOURCES),
-        ),
-    }
-    rng = torch.Generator().manual_seed(5)
-    for name, (model, _) in cases.items():
-        if name != "table":
-            with torch.no_grad():
-                for parameter in model.parameters():
-                    parameter.copy_(0.5 * torch.randn(parameter.shape, generator=rng))
-            model.double().train()  # scoring switches dropout off by itself
-    return cases
 
 
 def numbers(batch: Batch) -> Tensor:
@@ -68,7 +44,7 @@ def plain_log_probs(model: Any, batch: Batch, b: int, masking: str, over: str) -
 
 CASES = [
     (name, masking, over, tokens)
-    for name in ("table", "field", "masked", "conditional")
+    for name in MODELS
     for masking in ("single", "left_to_right", "whole")
     for over, tokens in (("all", 1), ("all", 4096), ("allowed", 7))
 ]
@@ -80,7 +56,7 @@ QUICK = CASES[2:36:5]  # every model and masking
     [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in CASES if case not in QUICK)],
 )
 def test_scores_equal_one_forward_pass_each(name: str, masking: Any, over: Any, tokens: int) -> None:
-    model, batch = models()[name]
+    model, batch = model_and_batch(name, ROWS, dropout=0.3)
     found = token_scores(model, batch, numbers(batch), masking, over, tokens)
     alone_ = pseudo_log_likelihood(model, batch, numbers(batch), masking, over, tokens)
     torch.testing.assert_close(alone_, found.log_probs, rtol=0, atol=1e-12)
@@ -117,7 +93,7 @@ def test_masking_whole_words_hides_the_pieces_of_a_word() -> None:
 
 
 def test_micro_batches_are_bounded_by_tokens() -> None:
-    model, batch = models()["table"]
+    model, batch = model_and_batch("table", ROWS, dropout=0.3)
     model.seen.clear()
     token_scores(model, batch, numbers(batch), "whole", tokens=12)
     assert max(rows * size for rows, size in model.seen) <= 12
@@ -137,7 +113,7 @@ def test_positions_masked_in_blocks(left_to_right: bool) -> None:
 
 
 def test_empty_targets_and_invalid_input() -> None:
-    model, batch = models()["table"]
+    model, batch = model_and_batch("table", ROWS, dropout=0.3)
     with pytest.raises(InputError, match="needs the words that tokens belong to"):
         token_scores(model, batch, None, "whole")
     with pytest.raises(InputError, match="masking must be one of single, left_to_right, whole, got 'words'"):
