@@ -158,7 +158,7 @@ def test_a_run_without_scores_has_curves_and_no_tables(make_run: Make, tmp_path:
     assert "No run has been evaluated yet." in page.text
     assert page.count("svg") == 2
     assert any(attributes.get("http-equiv") == "refresh" for _, attributes in page.tags)
-    with pytest.raises(InputError, match="toy has no scores yet, so there are no tables"):
+    with pytest.raises(InputError, match="toy has no scores to tabulate"):
         unforced.report(run, output=tmp_path / "tables.md")
     assert not (tmp_path / "tables.md").exists()
 

@@ -126,7 +126,7 @@ def compare(
     jobs: int = 1,
     quiet: bool = False,
 ) -> int:
-    """Train every variant of recipes with every seed, and compare their scores.
+    """Train every variant of recipes with every seed, compare their scores and write a report.
 
     Parameters
     ----------
@@ -139,7 +139,7 @@ def compare(
     seeds
         Random seeds, separated by commas (default: those of the recipe).
     jobs
-        Number of runs at a time; they share the cores.
+        Number of runs to train at a time, each in a process of its own.
     quiet
         Do not show progress.
     """
@@ -168,14 +168,14 @@ def compare(
 
 
 def report(*runs: Path, output: Path = Path("report.html")) -> None:
-    """Write an HTML page about run folders.
+    """Write an HTML page with tables, curves and example outputs of runs.
 
     Parameters
     ----------
     runs
-        Run folders, or folders that contain run folders.
+        Run folders, folders of comparisons, or folders that contain run folders.
     output
-        File to write; a name that ends in .md gets only the tables, as Markdown.
+        File to write; with a name that ends in .md, only the tables, as Markdown.
     """
     from unforced import api
 

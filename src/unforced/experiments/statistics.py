@@ -15,6 +15,7 @@ from unforced.metrics.significance import interval, paired_bootstrap, paired_tes
 if TYPE_CHECKING:
     from unforced.protocols import Metric  # imports torch, which reports do without
 
+LEVEL = 0.95  # of intervals
 BINS = 5  # of lengths
 MIN_BIN = 20  # examples in a bin
 WIDE = 100  # metrics with more statistics are expensive to permute ...
@@ -30,7 +31,6 @@ def summarize(
     baseline: str | None = None,
     states: Sequence[RunState] = (),
     notes: Sequence[str] = (),
-    level: float = 0.95,
 ) -> Comparison:
     """Return the scores of these runs as a comparison without intervals and tests."""
     variants = list(dict.fromkeys(run.label for run in runs))
@@ -52,7 +52,7 @@ def summarize(
         baseline=baseline,
         split=split,
         examples=counts.pop() if len(counts) == 1 else None,
-        level=level,
+        level=LEVEL,
         bootstrap_samples=0,
         permutations=0,
         measures=measures,

@@ -24,7 +24,7 @@ from unforced.reports.tables import (
 )
 from unforced.training.run_folder import replace_bytes
 
-NOT_LISTED = ("kind", "step", "epoch", "loss", "nll", "learning_rate", "tokens", "seconds")  # keys of an event
+NOT_LISTED = ("kind", "step", "epoch", "loss", "nll", "learning_rate", "tokens", "seconds")  # keys of log lines
 UNCHANGING = ("name", "description", "seeds", "baseline", "variants")  # keys of a recipe that don't affect a run
 
 Section = tuple[Comparison, Sequence[Run]]
@@ -37,7 +37,7 @@ def write_report(paths: Sequence[Path], output: Path) -> Path:
     """
     if output.suffix not in (".html", ".md"):
         raise InputError(f"{output}: the name of a report must end in .html, or in .md for the tables alone")
-    own = (b'<meta name="generator" content="unforced">', b"| variant | decoder |")
+    own = (b'<meta name="generator" content="unforced">', b"| variant |")
     if output.is_file() and output.stat().st_size and not any(mark in output.read_bytes() for mark in own):
         raise InputError(f"{output} exists and is not a report; choose another name or remove it")
     sections = _sections(paths)
@@ -46,9 +46,7 @@ def write_report(paths: Sequence[Path], output: Path) -> Path:
     else:
         for comparison, _ in sections:
             if not comparison.rows:
-                raise InputError(
-                    f"{comparison.name} has no scores yet, so there are no tables; run `unforced evaluate`"
-                )
+                raise InputError(f"{comparison.name} has no scores to tabulate; run `unforced evaluate` first")
         text = "\n".join(comparison_markdown(comparison) for comparison, _ in sections)
     replace_bytes(output, text.encode())
     return output
@@ -66,13 +64,13 @@ def _sections(paths: Sequence[Path]) -> list[Section]:
     comparisons = [path for path in paths if (path / "comparison.json").is_file()]
     sections: list[Section] = [read_comparison_folder(path) for path in comparisons]
     if runs := read_runs([path for path in paths if path not in comparisons]):
-        descriptions = {run.recipe["description"] for run in runs}
+        descriptions = {run.recipe.get("description", "") for run in runs}
         command = shlex.join(["unforced", "report", *(str(run.path) for run in runs)])
         name = ", ".join(dict.fromkeys(run.name for run in runs))
         description = descriptions.pop() if len(descriptions) == 1 else ""
         sections.append((summarize(runs, name=name, description=description, command=command), runs))
     if not sections:
-        raise InputError("there is no run to report on; name one or more run folders")
+        raise InputError("there is no run to report on; name at least one run folder")
     return sections
 
 

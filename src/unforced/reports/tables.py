@@ -134,25 +134,20 @@ def _independent_of_decoder(chosen: Sequence[tuple[Row, Cell]]) -> bool:
     scores: dict[str, list[dict[str, float | None]]] = {}
     for row, cell in chosen:
         scores.setdefault(row.variant, []).append(cell.scores)
-    several = any(len(each) > 1 for each in scores.values())
-    return several and all(each[0] == other for each in scores.values() for other in each)
+    return len(chosen) > len(scores) and all(each.count(each[0]) == len(each) for each in scores.values())
 
 
-def length_table(comparison: Comparison) -> tuple[TextTable, ...]:
-    """Return the first metric by length as a table with a column for each bin; nothing without bins."""
-    if not comparison.lengths or not comparison.measures:
-        return ()
+def length_table(comparison: Comparison) -> TextTable:
+    """Return the first metric by length, with a column for each bin."""
     measure = comparison.measures[0].name
     rows = [row for row in comparison.rows if measure in row.cells and row.cells[measure].by_length]
     places = decimals(value for row in rows for value in row.cells[measure].by_length)
     bins = [f"{b.low}–{b.high}" if b.low < b.high else str(b.low) for b in comparison.lengths]
-    return (
-        TextTable(
-            f"{measure} by length ({comparison.length_unit})",
-            ("variant", "decoder", *bins),
-            tuple((r.variant, r.decoder, *(number(v, places) for v in r.cells[measure].by_length)) for r in rows),
-            (False, False, *(True for _ in bins)),
-        ),
+    return TextTable(
+        f"{measure} by length ({comparison.length_unit})",
+        ("variant", "decoder", *bins),
+        tuple((r.variant, r.decoder, *(number(v, places) for v in r.cells[measure].by_length)) for r in rows),
+        (False, False, *(True for _ in bins)),
     )
 
 
@@ -194,7 +189,7 @@ def comparison_notes(comparison: Comparison) -> tuple[str, ...]:
     if not comparison.complete:
         left = sum(run.state not in ("finished", "failed") for run in comparison.runs)
         notes.append(
-            f"unfinished: {left} of {len(comparison.runs)} runs are missing; intervals and tests follow at the end."
+            f"unfinished: {left} of {len(comparison.runs)} runs are missing; intervals and tests follow when all have ended."
         )
     notes += [f"failed: {run.variant}, seed {run.seed}: {run.reason}" for run in comparison.failures]
     return (*notes, *comparison.notes)
@@ -214,8 +209,10 @@ def _costs_differ(comparison: Comparison) -> bool:
 
 def comparison_markdown(comparison: Comparison) -> str:
     """Return the tables and their notes as Markdown."""
-    parts = []
-    for table in (*comparison_tables(comparison), *length_table(comparison)):
+    tables, parts = list(comparison_tables(comparison)), []
+    if comparison.lengths:
+        tables.append(length_table(comparison))
+    for table in tables:
         rule = tuple("---:" if numeric else "---" for numeric in table.numeric)
         lines = [table.header, rule, *table.rows]
         parts.append(f"{table.title}\n")
@@ -229,7 +226,7 @@ def _escape(text: str) -> str:
 
 
 def print_comparison(comparison: Comparison, file: TextIO | None = None) -> None:
-    """Print the tables and their notes; without colours and line breaks if the output is no terminal."""
+    """Print the tables and their notes; in plain text of any width if the output is no terminal."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
