@@ -62,6 +62,7 @@ def write_run(
     folder.mkdir(parents=True)
     (folder / "recipe.toml").write_text(RECIPE.format(variant=variant, seed=seed, objective=objective))
     run = {
+        "format": FORMAT,
         "name": "toy", "variant": variant, "seed": seed, "created": "2026-01-01T00:00:00",
         "versions": {"python": "3.11.7", "torch": "2.13.0"}, "threads": 1, "world": 1, "parameters": 12345,
         "examples": {"train": {"read": 100, "kept": 98, "dropped": {"too long": 2}}}, "fingerprint": "0", **(info or {}),

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from unforced.experiments.comparison import Comparison, read_comparison
-from unforced.training.run_folder import FORMAT, RunFolder
+from unforced.training.run_folder import RunFolder
 
 
 class Predictions(NamedTuple):
@@ -37,8 +37,6 @@ class Run:
     @property
     def facts(self) -> dict[str, Any]:
         """The facts that runs of one recipe share; see `unforced.training.run_identity`."""
-        if self.info.get("format") != FORMAT:
-            self.folder.check_format()
         facts: dict[str, Any] = self.info["facts"]
         return facts
 

@@ -79,7 +79,7 @@ def fastest_device() -> torch.device:
 
 def read_recipe(folder: RunFolder) -> Recipe:
     """Return the recipe of a run folder."""
-    folder.check_format()
+    folder.info()  # raises an error for runs of other versions
     try:
         return Recipe.from_data(tomllib.loads(folder.recipe()))
     except (tomllib.TOMLDecodeError, InputError) as error:

@@ -196,23 +196,20 @@ class RunFolder:
         return read_text(self._file("recipe.toml"))
 
     def info(self) -> dict[str, Any]:
-        info: dict[str, Any] = read_json(self._file("run.json"))
-        return info
-
-    def facts(self) -> dict[str, Any]:
-        """Return the facts of run.json (see `unforced.training.run_identity`)."""
-        self.check_format()
-        facts: dict[str, Any] = self.info()["facts"]
-        return facts
-
-    def check_format(self) -> None:
-        """Raise `InputError` if another version of this library has written the run."""
-        found = self.info().get("format", 1)
+        """Return run.json; raise `InputError` if another version of this library has written it."""
+        info = read_json(self._file("run.json"))
+        found = info.get("format", 1) if isinstance(info, dict) else "unknown"
         if found != FORMAT:
             raise InputError(
                 f"{self.path}: has the run folder format {found}, but this version of unforced reads format {FORMAT}; "
                 "train the model again"
             )
+        return dict(info)
+
+    def facts(self) -> dict[str, Any]:
+        """Return the facts of run.json (see `unforced.training.run_identity`)."""
+        facts: dict[str, Any] = self.info()["facts"]
+        return facts
 
     def codec(self) -> dict[str, Any]:
         codec: dict[str, Any] = read_json(self._file("codec.json"))
