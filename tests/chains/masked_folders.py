@@ -1,4 +1,4 @@
-"""Folders with masked models in them, made without training: runs of this library, and what ``transformers`` saves."""
+"""Folders with untrained masked models: run folders, and a folder saved by ``transformers``."""
 
 import io
 import json
@@ -23,7 +23,7 @@ SMALL = {"width": 8, "heads": 2, "feedforward": 12, "dropout": 0.0}
 
 
 def random_weights(model: nn.Module, scale: float = 0.4) -> nn.Module:
-    """Random weights that make scores differ, but let chains move."""
+    """Set random weights for which scores differ and chains move."""
     rng = torch.Generator().manual_seed(11)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -106,7 +106,7 @@ def huggingface_folder(folder: Path, *, positions: int = 32, **save: Any) -> Pat
 
 
 def feed(monkeypatch: pytest.MonkeyPatch, text: str | bytes) -> None:
-    """Let standard input have this text."""
+    """Replace standard input by a text."""
     data = text if isinstance(text, bytes) else text.encode()
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(data)))
 

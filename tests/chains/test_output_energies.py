@@ -1,4 +1,4 @@
-"""The table of what a masked model thinks of its decoders' outputs."""
+"""The table of energies of decoder outputs."""
 
 import json
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from unforced.chains.readers import open_model
 from unforced.energy import energies
 
 
-def test_a_row_for_each_decoder_and_one_for_the_references(
+def test_rows_of_decoders_and_references(
     tmp_path: Path, tool: Callable[..., Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = conditional_run(tmp_path)

@@ -99,6 +99,7 @@ def test_resumed_runs_have_the_same_bits(name: str, tmp_path: Path) -> None:
     assert content(tmp_path / "broken") == content(tmp_path / "uninterrupted")
 
 
+@pytest.mark.slow
 def test_resume_after_a_crash_while_saving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sampler = SAMPLERS["mh"]
     run(sampler, tmp_path / "uninterrupted")
@@ -176,7 +177,9 @@ def test_a_second_writer_is_refused(tmp_path: Path) -> None:
     run(SAMPLERS["mh"], tmp_path / "run", sweeps=2, watch=watch)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
+)
 def test_signals_save_a_checkpoint(number: int, code: int, tmp_path: Path) -> None:
     sampler = SAMPLERS["gibbs"]
     run(sampler, tmp_path / "uninterrupted")

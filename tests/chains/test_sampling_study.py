@@ -1,4 +1,4 @@
-"""The study of samplers: its tables, its pictures, and that it goes on where it was stopped."""
+"""The study of samplers: tables, figures, and resumption."""
 
 import json
 from collections.abc import Callable
@@ -9,7 +9,8 @@ import pytest
 from masked_folders import conditional_run
 
 
-def test_tables_and_pictures(tool: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+def test_tables_and_figures(tool: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, chains = conditional_run(tmp_path), tmp_path / "chains"
     study = tool("sampling_study", run, chains, "--examples", 1, "--chains", 2)
     monkeypatch.setattr(study, "SWEEPS", 3)
@@ -30,7 +31,7 @@ def test_tables_and_pictures(tool: Callable[..., Any], tmp_path: Path, monkeypat
     for start in ("greedy", "random"):
         found = study.measure(reader, study.Setting("gibbs"), 1, 2, start)
         assert (found == gibbs) == (start == "greedy")
-    monkeypatch.setattr(study, "measure", None)  # nothing is left to be done
+    monkeypatch.setattr(study, "measure", None)  # everything is stored
     before = (tmp_path / "results/sampling_plain.md").read_bytes()
     assert study.main() == 0
     assert (tmp_path / "results/sampling_plain.md").read_bytes() == before

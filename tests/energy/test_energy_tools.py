@@ -1,4 +1,4 @@
-"""The table of exact likelihoods, and the picture of the projection: a line for each training by its number of strings."""
+"""The table of exact likelihoods, and the figure of the projection."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +13,7 @@ PROJECTED = {"mlm_100k": 5.8, "pll_30": 6.5, "kl_30": 5.2, "pll_100": 5.6, "kl_1
 
 
 def comparison(scores: dict[str, float], baseline: str) -> Comparison:
-    """Every measure of a variant has the same score."""
+    """Return a comparison in which all metrics of a variant have the same score."""
     rows = [
         Row(name, "mask_predict", None, dict.fromkeys(MEASURES, Cell({"1": nll, "2": nll}, nll, 0.5)))
         for name, nll in scores.items()
@@ -28,7 +28,7 @@ def write(folder: Path, recipe: str, found: Comparison) -> None:
     (folder / "recipe.toml").write_text(load(recipe).to_toml())
 
 
-def test_lines_have_the_scores_of_the_variants(tmp_path: Path, tool: Callable[..., Any]) -> None:
+def test_projection_figure(tmp_path: Path, tool: Callable[..., Any]) -> None:
     figure = tool("projection_figure", tmp_path)
     for name, baseline in (("energy_projection", "mlm_100k"), ("energy_projection_phonemes", "mlm_35k")):
         measured = {baseline if key == "mlm_100k" else key: nll for key, nll in PROJECTED.items()}
@@ -46,7 +46,7 @@ def test_lines_have_the_scores_of_the_variants(tmp_path: Path, tool: Callable[..
     assert "<svg" in (tmp_path / "docs/figures/projection.svg").read_text()
 
 
-def test_the_table_has_a_row_for_each_size(tmp_path: Path, tool: Callable[..., Any]) -> None:
+def test_energy_table(tmp_path: Path, tool: Callable[..., Any]) -> None:
     table = tool("energy_table", tmp_path)
     for name in table.DATA:
         if name == "energy_phonemes":

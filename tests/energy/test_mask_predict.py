@@ -1,4 +1,4 @@
-"""Mask-Predict against a plain loop, and the sequences that chains start from."""
+"""Mask-Predict against a plain loop, and the initial sequences of chains."""
 
 from typing import Any
 
@@ -17,20 +17,20 @@ SOURCES = [[1, 2, 3], [4], [2, 2], [5, 1, 2, 3]]
 
 
 def plain_fill(model: Any, batch: Batch, b: int, iterations: int) -> tuple[list[int], list[float]]:
-    """One sentence: mask the least sure tokens, put the most probable ones in."""
+    """Fill one sentence: mask the least probable tokens, predict the most probable ones."""
     one = alone(batch, b)
     tokens, free = one.gold[0].tolist(), free_of(batch, b)
-    sure = dict.fromkeys(free, 0.0)
+    log_probs_of = dict.fromkeys(free, 0.0)
     for t in range(iterations):
         hidden = len(free) if t == 0 else max(1, len(free) * (iterations - t) // iterations)
-        worst = sorted(free, key=lambda i: (sure[i], i))[:hidden]
+        worst = sorted(free, key=lambda i: (log_probs_of[i], i))[:hidden]
         scores = plain_scores(model, one, tokens, worst)
         kept = kept_of(batch.symbols, scores.shape[1])
         for i in worst:
             log_probs = scores[i, kept].log_softmax(0)
             best = int(log_probs.argmax())
-            tokens[i], sure[i] = kept[best], float(log_probs[best])
-    return tokens, [sure.get(i, 0.0) for i in range(len(tokens))]
+            tokens[i], log_probs_of[i] = kept[best], float(log_probs[best])
+    return tokens, [log_probs_of.get(i, 0.0) for i in range(len(tokens))]
 
 
 @pytest.mark.parametrize("iterations", [1, 2, 3, 10])
@@ -40,11 +40,11 @@ def test_mask_predict_equals_a_plain_loop(iterations: int, rows: int) -> None:
     batch = ended([[3] * n for n in (5, 1, 7, 0)], SOURCES)
     found = fill(model, batch, iterations, rows)
     for b in range(4):
-        tokens, sure = plain_fill(model, batch, b, iterations)
+        tokens, log_probs_of = plain_fill(model, batch, b, iterations)
         width = len(tokens)
         assert found.tokens[b, :width].tolist() == tokens
         assert bool((found.tokens[b, width:] == 0).all())
-        torch.testing.assert_close(found.log_probs[b, :width].detach(), torch.tensor(sure, dtype=torch.float64))
+        torch.testing.assert_close(found.log_probs[b, :width].detach(), torch.tensor(log_probs_of, dtype=torch.float64))
     assert all(n <= rows for n, _ in model.seen)
 
 
@@ -56,7 +56,7 @@ def test_sequences_without_variables() -> None:
 
 
 class Sized(TableModel):
-    """A table that also has an opinion on lengths."""
+    """A table that also predicts lengths."""
 
     def length_scores(self, batch: Batch) -> Tensor:
         """The length of the source is the most probable one, then those after it."""
@@ -74,8 +74,8 @@ def test_the_decoder_tries_the_most_probable_lengths() -> None:
         tried = []
         for n in range(len(SOURCES[b]), len(SOURCES[b]) + 3):
             room = canvas(batch.select(torch.tensor([b])), torch.tensor([n]))
-            tokens, sure = plain_fill(model, room, 0, 4)
-            tried.append((sum(sure) / n, sum(sure), tokens))
+            tokens, log_probs_of = plain_fill(model, room, 0, 4)
+            tried.append((sum(log_probs_of) / n, sum(log_probs_of), tokens))
         tried.sort(reverse=True)
         for place, (mean, total, tokens) in enumerate(tried):
             assert found.tokens[b, place, : len(tokens)].tolist() == tokens

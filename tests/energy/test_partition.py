@@ -1,4 +1,4 @@
-"""Exact log Z: fast against slow, in any parts, with gradients, and as a probability that sums to one."""
+"""Exact log Z: shared contexts against enumeration, in parts, and with gradients."""
 
 import math
 from itertools import product
@@ -39,7 +39,7 @@ def ended(*lengths: int) -> Batch:
 
 
 def brute(model: Any, batch: Batch, kind: Any, letters: int) -> list[float]:
-    """All strings of each example, their energies one by one."""
+    """Return log Z of each example from the energies of all strings, one by one."""
     found = []
     for b in range(len(batch)):
         one = batch.select(torch.tensor([b]))
@@ -54,7 +54,7 @@ def brute(model: Any, batch: Batch, kind: Any, letters: int) -> list[float]:
 
 
 class Plain:
-    """A model without its shortcuts."""
+    """A model without optional methods."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -67,7 +67,7 @@ class Plain:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_log_partition_equals_enumeration(kind: Any) -> None:
-    """The fast way, the constant-memory way and one string at a time."""
+    """Shared contexts, constant memory, and one string at a time."""
     model, batch = field(4), ended(4)
     assert shares_contexts(model, batch)
     fast = log_partition(model, batch, kind)
