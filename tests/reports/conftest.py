@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from unforced.training.run_folder import FORMAT
+
 RECIPE = """name = "toy"
 description = "A toy comparison"
 seeds = [{seed}]
