@@ -17,7 +17,7 @@ from unforced.experiments.compare import compare
 from unforced.experiments.comparison import read_comparison
 from unforced.experiments.plan import Planned, plan
 from unforced.experiments.runs import Run
-from unforced.experiments.statistics import WIDE, WIDE_PERMUTATIONS, judge, length_bins, summarize
+from unforced.experiments.statistics import WIDE, WIDE_PERMUTATIONS, add_statistics, length_bins, summarize
 from unforced.metrics.significance import paired_test
 from unforced.recipes.recipe import Recipe, load
 from unforced.reports.page import write_comparison_page
@@ -398,7 +398,7 @@ def test_metrics_with_many_statistics_get_fewer_permutations(write: Write, tmp_p
     for run in runs:
         table = run.scores["dev", "greedy"]["metrics"]["error_rate"]
         table["statistics"] = np.zeros((60, WIDE + 1))
-    assert judge(summary, runs, recipe.task.metrics(), samples=10).permutations == WIDE_PERMUTATIONS
+    assert add_statistics(summary, runs, recipe.task.metrics(), samples=10).permutations == WIDE_PERMUTATIONS
 
 
 def test_length_bins_hold_all_examples() -> None:

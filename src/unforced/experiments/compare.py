@@ -13,7 +13,7 @@ from unforced.experiments.comparison import Comparison, RunState
 from unforced.experiments.parallel import Make, execute
 from unforced.experiments.plan import Planned, existing_runs, plan
 from unforced.experiments.runs import Run
-from unforced.experiments.statistics import judge, summarize
+from unforced.experiments.statistics import add_statistics, summarize
 from unforced.protocols import ReadsText, SupportsRemarks
 from unforced.recipes.recipe import Recipe
 from unforced.training.progress import Display
@@ -63,11 +63,11 @@ def compare(
     joined by +) after every run. A failed run does not stop the others; see `Comparison.failures`.
 
     Args:
-        jobs: Runs made at a time, each in a process of its own with its share of the threads. With more than one,
-            scripts must call this under ``if __name__ == "__main__":``, as `multiprocessing` requires.
+        jobs: Number of runs at a time. With more than one, each is made in a process of its own with its share of the
+            threads, and scripts must call this under ``if __name__ == "__main__":``.
         command: The command that repeats the comparison, for the report.
         publish: Called every few minutes, at the end and when interrupted, to write a report.
-        make: Trains and scores one run; tests replace it.
+        make: Trains and scores one run.
     """
     if jobs < 1:
         raise InputError(f"jobs must be at least 1, got {jobs}")
@@ -129,7 +129,9 @@ def compare(
         task = planned[0].recipe.task
         by_source = isinstance(task, ReadsText) and task.reads_text
         found = [runs[run] for run in planned if run in runs]
-        result = judge(result, found, task.metrics(), samples=samples, permutations=permutations, by_source=by_source)
+        result = add_statistics(
+            result, found, task.metrics(), samples=samples, permutations=permutations, by_source=by_source
+        )
         write(result)
     finally:
         report(result)

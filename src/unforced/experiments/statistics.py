@@ -1,4 +1,4 @@
-"""The numbers of a comparison: means, intervals, paired tests, costs and scores by length."""
+"""Statistics of a comparison: means, intervals, paired tests, costs and scores by length."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -62,7 +62,7 @@ def summarize(
     )
 
 
-def judge(
+def add_statistics(
     comparison: Comparison,
     runs: Sequence[Run],
     metrics: "Sequence[Metric]",
@@ -83,7 +83,7 @@ def judge(
     if any(metric["statistics"].shape[1] > WIDE for metric in metric_tables):
         permutations = min(permutations, WIDE_PERMUTATIONS)
 
-    def judged(row: Row, name: str, cell: Cell) -> Cell:
+    def tested(row: Row, name: str, cell: Cell) -> Cell:
         score = scorers[name]
         mine = _statistics(runs, comparison.split, row.variant, row.decoder, name)
         low, high = interval(score, list(mine.values()), level=comparison.level, samples=samples)
@@ -106,7 +106,7 @@ def judge(
         )
 
     rows = [
-        replace(row, cells={name: judged(row, name, cell) for name, cell in row.cells.items()})
+        replace(row, cells={name: tested(row, name, cell) for name, cell in row.cells.items()})
         for row in comparison.rows
     ]
     return replace(
@@ -126,7 +126,7 @@ def decoders(runs: Iterable[Run], split: str) -> list[str]:
     return [name for name in named if name in scored] + sorted(scored - set(named))
 
 
-def best_seed(runs: Sequence[Run], decoder: str, measure: Measure) -> Run | None:
+def best_run(runs: Sequence[Run], decoder: str, measure: Measure) -> Run | None:
     """Return the run with the best development score with this decoder; the smallest seed wins ties."""
     ranked = []
     for run in runs:
@@ -154,7 +154,7 @@ def _measures(runs: Iterable[Run], split: str) -> tuple[Measure, ...]:
 def _cells(runs: Iterable[Run], split: str, decoder: str, measures: Sequence[Measure]) -> dict[str, Cell]:
     cells = {}
     scored = sorted((run for run in runs if (split, decoder) in run.scores), key=lambda run: run.seed)
-    chosen = best_seed(scored, decoder, measures[0])
+    chosen = best_run(scored, decoder, measures[0])
     for measure in measures:
         found = [(run.seed, _metric(run, split, decoder, measure.name)) for run in scored]
         scores = {str(seed): float(metric["score"]) for seed, metric in found if metric and metric["score"] is not None}

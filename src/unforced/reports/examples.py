@@ -12,7 +12,7 @@ import numpy as np
 
 from unforced.experiments.comparison import Comparison
 from unforced.experiments.runs import Run
-from unforced.experiments.statistics import best_seed, decoders
+from unforced.experiments.statistics import best_run, decoders
 
 DIFFERING, RANDOM, IMAGES = 8, 4, 40  # examples shown
 LONGEST = 1200  # characters of a text
@@ -67,7 +67,7 @@ def galleries(runs: Sequence[Run], variants: Sequence[str], comparison: Comparis
         for variant in variants:
             scored = [run for run in runs if run.label == variant and (split, decoder) in run.scores]
             if scored:
-                chosen[variant] = best_seed(scored, decoder, comparison.measures[0]) or scored[0]
+                chosen[variant] = best_run(scored, decoder, comparison.measures[0]) or scored[0]
         found.append(_gallery(decoder, chosen, split))
     return found
 
@@ -87,7 +87,7 @@ def _gallery(decoder: str, chosen: dict[str, Run], split: str) -> Gallery:
         marked = []
         for variant, column in outputs.items():
             output = shorten(column[i])
-            pieces = mark(output, references)
+            pieces = mark_differences(output, references)
             marked.append(VariantOutput(variant, column[i] in answers[i], pieces, separator(output, *references)))
         texts.append(TextExample(shorten(sources[i]), uri, references, marked))
     return Gallery(decoder, seeds, texts, [])
@@ -107,10 +107,10 @@ def pick_examples(outputs: Sequence[Sequence[str]], differing: int, extra: int) 
     return sorted(first + random.Random(0).sample(rest, min(extra, len(rest))))
 
 
-def mark(output: str, answers: Sequence[str]) -> list[Piece]:
+def mark_differences(output: str, answers: Sequence[str]) -> list[Piece]:
     """Compare an output with the nearest reference, by words, or by characters if there are no spaces.
 
-    >>> mark("K AE D", ["K AE T S"])
+    >>> mark_differences("K AE D", ["K AE T S"])
     [Piece(text='K AE', kind='same'), Piece(text='D', kind='wrong'), Piece(text='T S', kind='missing')]
     """
     if not answers:

@@ -305,7 +305,7 @@ def _curves(curves: Sequence[Curve], variants: Sequence[str], x: str, y: str) ->
             ends.append(((centre or mine[0]).values[-1], variant, style["color"]))
     low, high = axes.get_ylim()
     heights = [(value - low) / (high - low) if np.isfinite(value) else 0.5 for value, _, _ in ends]
-    for height, (_, variant, colour) in zip(separate(heights, 0.065), ends):
+    for height, (_, variant, colour) in zip(spread_labels(heights, 0.065), ends):
         axes.text(1.02, height, variant, color=colour, transform=axes.transAxes, va="center", parse_math=False)
     return figure
 
@@ -322,10 +322,10 @@ def mean_curve(curves: Sequence[Curve]) -> Curve | None:
     return Curve(curves[0].variant, shared, means) if shared else None
 
 
-def separate(heights: Sequence[float], gap: float) -> list[float]:
+def spread_labels(heights: Sequence[float], gap: float) -> list[float]:
     """Move heights in [0, 1] up so that neighbours are ``gap`` apart.
 
-    >>> [round(h, 2) for h in separate([0.5, 0.5, 0.1], 0.1)]
+    >>> [round(h, 2) for h in spread_labels([0.5, 0.5, 0.1], 0.1)]
     [0.5, 0.6, 0.1]
     """
     order = sorted(range(len(heights)), key=lambda i: heights[i])

@@ -234,7 +234,7 @@ def print_comparison(comparison: Comparison, file: TextIO | None = None) -> None
 
     console = Console(file=file, highlight=False)
     if not console.is_terminal:
-        console = Console(file=file, highlight=False, width=240, color_system=None)
+        console.width = 240
     for table in comparison_tables(comparison):
         grid = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
         for name, numeric in zip(table.header, table.numeric):
