@@ -12,6 +12,7 @@ from torch import nn
 from unforced import registry
 from unforced.errors import InputError, nearest
 from unforced.huggingface.decoder import WrappedModel
+from unforced.options import check_value
 from unforced.protocols import Codec, Decoder, FittedTask, HasCodec, ModelSpec, Objective, Sampler, Split, Task
 from unforced.protocols import fitted as fit_objective
 from unforced.recipes import recipe as recipes
@@ -126,6 +127,7 @@ def evaluate(
 
     Return the scores: decoder -> metric -> score.
     """
+    check_value("split", Split, split)
     folder = RunFolder(run)
     recipe, (network, fitted_task) = load_with_recipe(run, checkpoint, model, task, fastest_device())
     if decoder is not None and decoder not in recipe.decoding:
@@ -175,6 +177,8 @@ def batch(model_or_task: Any, pairs: Iterable[Any]) -> Batch:
     if codec is None:
         what = type(model_or_task).__name__
         raise InputError(f"{what} has no codec: pass a loaded model, or a task fitted to training data")
+    if isinstance(pairs, str):
+        raise InputError("pass a list of examples, not a string")
     examples = [_example(pair) for pair in pairs]
     if not examples:
         raise InputError("a batch needs at least one example")

@@ -252,3 +252,11 @@ def test_a_type_checker_knows_the_classes(tmp_path: Path) -> None:
     assert [error.split(" for ")[0].split(" has ")[0] for error in errors] == [
         'Unexpected keyword argument "fed"', "Module",
     ]  # fmt: skip
+
+
+def test_wrong_values_are_one_sentence() -> None:
+    with pytest.raises(unforced.InputError, match="split must be one of train, dev, test, got 'val'"):
+        unforced.evaluate("runs/none", split="val")  # type: ignore[arg-type]
+    fitted = unforced.tasks.Palindromes(length=4)
+    with pytest.raises(unforced.InputError, match="pass a list of examples"):
+        unforced.batch(fitted, "ab")
