@@ -368,6 +368,7 @@ def test_seconds_are_those_of_updates_only(folder: Path, monkeypatch: pytest.Mon
 def test_signals() -> None:
     """A second SIGTERM changes nothing, since some send it to all processes of a run; Ctrl-C acts after any signal."""
     numbers = (signal.SIGTERM, signal.SIGINT)
+    inherited = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in background jobs of a shell
     before = [signal.getsignal(number) for number in numbers]
     with catch_signals() as signals:
         for _ in range(3):
@@ -380,3 +381,4 @@ def test_signals() -> None:
     worker.start()
     worker.join()
     assert [signal.getsignal(number) for number in numbers] == before
+    signal.signal(signal.SIGINT, inherited)
