@@ -368,7 +368,7 @@ def test_iterable_data_sets(tmp_path: Path) -> None:
     counted = build(reward="cider", samples=3, proposal_tau=0.5)
     counted.train()
     assert len(losses(counted)) == 2
-    with pytest.raises(InputError, match="no training example has references"):
+    with pytest.raises(InputError, match="needs training examples with references"):
         build(vocabulary="references")
 
 

@@ -10,7 +10,7 @@ from unforced.errors import InputError
 from unforced.objectives.sequence_smoothing import SequenceSmoothing
 from unforced.objectives.token_smoothing import TokenSmoothing
 from unforced.options import Options
-from unforced.protocols import StepDecoder
+from unforced.protocols import StepDecoder, require
 from unforced.types import Batch, Encoded, Loss, Progress
 
 TOKEN, SEQUENCE = TokenSmoothing(), SequenceSmoothing()
@@ -35,6 +35,7 @@ class TokenSequenceSmoothing(Options):
         return replace(self, token=self.token.fitted(codec, examples), sequence=self.sequence.fitted(codec, examples))
 
     def __call__(self, model: StepDecoder, batch: Batch, *, progress: Progress, rng: torch.Generator) -> Loss:
+        require(model, "token_sequence_smoothing", "start", "embed", "advance", "score")
         if self.sequence.off:  # eq. 13
             return self.token(model, batch, progress=progress, rng=rng)
         return self.sequence.loss(model, batch, rng, self.token)
