@@ -19,6 +19,7 @@ A class of options derives from `Options`. The hint of a field may be bool, int,
 
 import math
 import types
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints, is_typeddict
@@ -28,11 +29,12 @@ from unforced.errors import InputError, nearest
 # Ranges
 
 
-class Range:
+class Range(ABC):
     """A condition on the value of a field, written into `Annotated`; its string completes "must be ..."."""
 
+    @abstractmethod
     def holds(self, value: Any) -> bool:
-        raise NotImplementedError
+        """Return whether the value satisfies the condition."""
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,9 @@ def kill(run: Run, rng: random.Random) -> None:
     child.join()
 
 
-def killed_and_whole(folder: Path, *, accumulate: int, epochs: int, kills: int, operations: list[int]) -> None:
+def assert_kills_change_nothing(
+    folder: Path, *, accumulate: int, epochs: int, kills: int, operations: list[int]
+) -> None:
     """Compare a run that was killed at random moments, and at those of its ``operations``, with one that was not."""
     options = {**OPTIONS, "accumulate": accumulate, "epochs": epochs}
     whole, broken = Run(folder / "whole", options, SETTINGS), Run(folder / "broken", options, SETTINGS)
@@ -65,7 +67,7 @@ def killed_and_whole(folder: Path, *, accumulate: int, epochs: int, kills: int, 
 def test_kill_9_changes_nothing(folder: Path, accumulate: int) -> None:
     """Two kills at any moment, others while the folder is created and inside of saves."""
     operations = [5, 14, 22, 27, 33]
-    killed_and_whole(folder, accumulate=accumulate, epochs=3, kills=2, operations=operations)
+    assert_kills_change_nothing(folder, accumulate=accumulate, epochs=3, kills=2, operations=operations)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +93,7 @@ def test_sampling_objectives_resume(folder: Path, objective: Any) -> None:
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_many_kills_change_nothing(folder: Path, accumulate: int) -> None:
     """A kill at each single operation of creating the folder and of saving, and a dozen at any moment."""
-    killed_and_whole(folder, accumulate=accumulate, epochs=9, kills=12, operations=list(range(1, 31)))
+    assert_kills_change_nothing(folder, accumulate=accumulate, epochs=9, kills=12, operations=list(range(1, 31)))
 
 
 @pytest.mark.parametrize(
