@@ -38,9 +38,11 @@ class Window(NamedTuple):
 
 
 class Side:
-    """One program under measurement: a child process that follows ``pace.Pace``."""
+    """One program under measurement: a child process that follows ``pace.Pace``, from the scripts of a checkout."""
 
-    def __init__(self, name: str, script: str, wish: dict, *, python: Path | str = sys.executable) -> None:
+    def __init__(
+        self, name: str, script: str, wish: dict, *, python: Path | str = sys.executable, tree: Path = HERE.parent
+    ) -> None:
         self.name = name
         logs = WORK / "logs"
         logs.mkdir(parents=True, exist_ok=True)
@@ -50,10 +52,11 @@ class Side:
             "OMP_NUM_THREADS": str(wish["threads"]),
             "HF_HUB_OFFLINE": "1",
             "TOKENIZERS_PARALLELISM": "false",
+            "PYTHONPATH": str(tree / "src"),
         }
         with self.log.open("w") as log:
             self._process = subprocess.Popen(
-                [str(python), str(HERE / "sides" / script), json.dumps(wish)],
+                [str(python), str(tree / "benchmarks" / "sides" / script), json.dumps(wish)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

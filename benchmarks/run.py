@@ -24,6 +24,7 @@ NAMES = (
     "startup",
     "beam_speed",
     "training_speed",
+    "revisions",
     "loop_overhead",
     "scheduled_sampling",
     "soft_beam",

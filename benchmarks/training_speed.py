@@ -46,7 +46,7 @@ def run(*, quick: bool, threads: int) -> dict:
     left_out = LEFT_OUT if quick else ()
     data = corpus.prepare(WORK)
     say(f"  {data.name}: {data.train} pairs, {data.target_tokens} target tokens, {data.vocabulary} pieces")
-    _joeynmt()
+    make_joeynmt()
     rows, found = [], {}
     versions: dict[str, str] = {}
     for model, title in TITLES.items():
@@ -88,7 +88,7 @@ def _row(title: str, program: Program, found: dict[str, dict], ours: str, theirs
     )
 
 
-def _joeynmt() -> None:
+def make_joeynmt() -> None:
     """Make JoeyNMT's environment if it isn't there."""
     if not JOEYNMT.exists():
         say("  making JoeyNMT's environment, which takes minutes")
