@@ -18,11 +18,12 @@ A class of options derives from `Options`. The hint of a field may be bool, int,
 """
 
 import math
+import operator
 import types
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from unforced.errors import InputError, nearest
 
@@ -38,47 +39,36 @@ class Range(ABC):
 
 
 @dataclass(frozen=True)
-class AtLeast(Range):
+class Bound(Range):
+    """One end of a range; subclasses name it and compare a value with it."""
+
     bound: float
+    words: ClassVar[str]
+    compare: ClassVar[Callable[[Any, Any], bool]]
 
     def holds(self, value: Any) -> bool:
-        return bool(value >= self.bound)
+        return bool(type(self).compare(value, self.bound))
 
     def __str__(self) -> str:
-        return f"at least {self.bound:g}"
+        return f"{self.words} {self.bound:g}"
 
 
-@dataclass(frozen=True)
-class Above(Range):
-    bound: float
-
-    def holds(self, value: Any) -> bool:
-        return bool(value > self.bound)
-
-    def __str__(self) -> str:
-        return f"above {self.bound:g}"
+class AtLeast(Bound):
+    words, compare = "at least", operator.ge
 
 
-@dataclass(frozen=True)
-class AtMost(Range):
-    bound: float  # inf accepts infinity, which other ranges refuse
-
-    def holds(self, value: Any) -> bool:
-        return bool(value <= self.bound)
-
-    def __str__(self) -> str:
-        return f"at most {self.bound:g}"
+class Above(Bound):
+    words, compare = "above", operator.gt
 
 
-@dataclass(frozen=True)
-class Below(Range):
-    bound: float
+class AtMost(Bound):
+    """With the bound inf it accepts infinity, which other ranges refuse."""
 
-    def holds(self, value: Any) -> bool:
-        return bool(value < self.bound)
+    words, compare = "at most", operator.le
 
-    def __str__(self) -> str:
-        return f"below {self.bound:g}"
+
+class Below(Bound):
+    words, compare = "below", operator.lt
 
 
 @dataclass(frozen=True)
@@ -125,14 +115,15 @@ NonEmptyStr = Annotated[str, NotEmpty()]
 # Options
 
 
+@dataclass(frozen=True)
 class Options:
     """Base of the frozen dataclasses whose fields a user sets; raises `InputError` if a value does not fit its hint."""
 
     def __post_init__(self) -> None:
-        for name, check in _checks(type(self)):
-            problem = check(getattr(self, name))
-            if problem is not None:
-                raise _error(name, problem)
+        hints = hints_of(type(self))
+        for field in fields(self):
+            if field.init:
+                check_value(field.name, hints[field.name], getattr(self, field.name))
         self.check()
 
     def check(self) -> None:
@@ -146,9 +137,10 @@ def check_value(name: str, hint: Any, value: Any) -> None:
     Traceback (most recent call last):
     unforced.errors.InputError: training.warmup must be at least 0, got -1
     """
-    problem = _compile(hint)(value)
+    problem = _find_problem(hint, value)
     if problem is not None:
-        raise _error(name, problem)
+        text = f"{name}{problem.place} must be {problem.must}, got {show(problem.value)}"
+        raise InputError(f"{text}; {problem.advice}" if problem.advice else text)
 
 
 def hints_of(cls: type) -> dict[str, Any]:
@@ -158,19 +150,7 @@ def hints_of(cls: type) -> dict[str, Any]:
     return _HINTS[cls]
 
 
-def _checks(cls: Any) -> "list[tuple[str, _Check]]":
-    if cls not in _CHECKS:
-        _CHECKS[cls] = [(f.name, _compile(hints_of(cls)[f.name])) for f in fields(cls) if f.init]
-    return _CHECKS[cls]
-
-
 _HINTS: dict[type, dict[str, Any]] = {}  # resolving hints is slow
-_CHECKS: "dict[type, list[tuple[str, _Check]]]" = {}
-
-
-def _error(name: str, problem: "_Problem") -> InputError:
-    text = f"{name}{problem.place} must be {problem.must}, got {show(problem.value)}"
-    return InputError(f"{text}; {problem.advice}" if problem.advice else text)
 
 
 def show(value: Any) -> str:
@@ -204,7 +184,7 @@ def expected(hint: Any) -> str:
     if hint in _PLAIN:
         return _PLAIN[hint]
     if origin is Annotated:
-        base, ranges = expected(args[0]), ranges_of(hint)
+        base, ranges = expected(args[0]), _join(_ranges(hint))
         if base not in ("a number", "a whole number"):
             return f"{base}, {ranges}" if ranges else base
         return f"{base} {'of ' if ranges.startswith('at ') else ''}{ranges}".rstrip()
@@ -224,13 +204,15 @@ def expected(hint: Any) -> str:
     return f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
 
 
-def ranges_of(hint: Any) -> str:
-    """Describe the ranges of an `Annotated` hint: "at least 0 and below 1"; empty without."""
-    ranges = [str(extra) for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, Range)]
-    return " and ".join(ranges)
+def _ranges(hint: Any) -> list[Range]:
+    return [extra for extra in hint.__metadata__ if isinstance(extra, Range)]
 
 
-# Checks: each hint becomes a function that returns None if a value fits
+def _join(ranges: list[Range]) -> str:
+    return " and ".join(map(str, ranges))
+
+
+# Checks
 
 
 class _Problem(NamedTuple):
@@ -242,131 +224,73 @@ class _Problem(NamedTuple):
     advice: str = ""  # "did you mean ...?"
 
 
-_Check = Callable[[Any], _Problem | None]
-
-
-def _compile(hint: Any, infinite: bool = False) -> _Check:
-    origin, args, must = get_origin(hint), get_args(hint), expected(hint)
+def _find_problem(hint: Any, value: Any, infinite: bool = False) -> _Problem | None:
+    """Return what is wrong with a value, or None if it fits the hint; ``infinite`` allows infinite floats."""
+    origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        return _ranged(hint)
+        return _check_ranges(hint, value)
     if origin in (Union, types.UnionType):
-        return _union(args, must)
+        return _check_union(hint, value)
     if origin is Literal:
-        return _literal(args, must)
-    if origin is tuple:
-        return _tuple(args, must)
-    if origin is dict:
-        return _dict(args[1], must)
-    if origin is Callable or hint is Callable:
-        return lambda value: None if callable(value) else _Problem(must, value)
-    if hint is float:
-        return lambda value: None if _is_float(value, infinite) or _is_int(value) else _Problem(must, value)
-    if hint is int:
-        return lambda value: None if _is_int(value) else _Problem(must, value)
-    return _instance(origin or hint, must)
+        return _check_literal(hint, value)
+    if origin is dict and isinstance(value, Mapping):
+        return _check_items([(f".{key}", args[1], item) for key, item in value.items()])
+    if origin is tuple and isinstance(value, list):
+        return _Problem("a tuple, not a list", value)
+    if origin is tuple and isinstance(value, tuple):
+        hints = args[:1] * len(value) if args[-1] is Ellipsis else args
+        if len(hints) == len(value):
+            return _check_items([(f"[{i}]", *item) for i, item in enumerate(zip(hints, value))])
+        fits = False
+    elif origin is Callable or hint is Callable:
+        fits = callable(value)
+    elif hint is int or hint is float:
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        fits = whole or (hint is float and isinstance(value, float) and (math.isfinite(value) or infinite))
+    else:
+        fits = _is_instance(value, origin or hint)
+    return None if fits else _Problem(expected(hint), value)
 
 
-def _is_float(value: Any, infinite: bool) -> bool:
-    return isinstance(value, float) and (math.isfinite(value) or (infinite and math.isinf(value)))
+def _check_ranges(hint: Any, value: Any) -> _Problem | None:
+    inner, ranges = get_args(hint)[0], _ranges(hint)
+    problem = _find_problem(inner, value, infinite=AtMost(math.inf) in ranges)
+    if problem is not None:
+        return problem._replace(must=expected(hint)) if problem.must == expected(inner) else problem
+    return None if all(each.holds(value) for each in ranges) else _Problem(_join(ranges), value)
 
 
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and value is not True and value is not False
-
-
-def _instance(cls: Any, must: str) -> _Check:
-    """Check for an ordinary class or a runtime-checkable protocol; accept everything for other hints."""
-    protocol = getattr(cls, "_is_protocol", False) and not getattr(cls, "_is_runtime_protocol", False)
-    if cls is Any or protocol or is_typeddict(cls) or not isinstance(cls, type):
-        return lambda value: None
-    known: set[type] = set()  # classes that passed: isinstance with a protocol is slow
-
-    def check(value: Any) -> _Problem | None:
-        if type(value) in known:
+def _check_union(hint: Any, value: Any) -> _Problem | None:
+    advice, closest = "", None
+    for option in get_args(hint):
+        problem = _find_problem(option, value)
+        if problem is None:
             return None
-        if not isinstance(value, cls) or (isinstance(value, type) and cls is not type):  # a class is no instance
-            return _Problem(must, value)
-        known.add(type(value))
+        advice = advice or problem.advice
+        if problem.must != expected(option):  # the right type, but not the right value
+            closest = problem
+    return closest or _Problem(expected(hint), value, advice=advice)
+
+
+def _check_literal(hint: Any, value: Any) -> _Problem | None:
+    choices = get_args(hint)
+    if any(type(value) is type(choice) and value == choice for choice in choices):
         return None
+    advice = nearest(value, [each for each in choices if isinstance(each, str)]) if isinstance(value, str) else ""
+    return _Problem(expected(hint), value, advice=advice if advice.startswith("did you mean") else "")
 
-    return check
 
-
-def _ranged(hint: Any) -> _Check:
-    inner, ranges = get_args(hint)[0], [extra for extra in hint.__metadata__ if isinstance(extra, Range)]
-    base = _compile(inner, infinite=AtMost(math.inf) in ranges)
-    plain, whole, words = expected(inner), expected(hint), ranges_of(hint)
-
-    def check(value: Any) -> _Problem | None:
-        problem = base(value)
+def _check_items(items: list[tuple[str, Any, Any]]) -> _Problem | None:
+    """Return the first problem of items, given as their place, hint and value."""
+    for place, hint, item in items:
+        problem = _find_problem(hint, item)
         if problem is not None:
-            return problem._replace(must=whole) if problem.must == plain else problem
-        for extra in ranges:
-            if not extra.holds(value):
-                return _Problem(words, value)
-        return None
-
-    return check
+            return problem._replace(place=place + problem.place)
+    return None
 
 
-def _union(options: tuple[Any, ...], must: str) -> _Check:
-    checks = [(_compile(option), expected(option)) for option in options]
-
-    def check(value: Any) -> _Problem | None:
-        advice, closest = "", None
-        for one, words in checks:
-            problem = one(value)
-            if problem is None:
-                return None
-            advice = advice or problem.advice
-            if problem.must != words:  # the right type, but not the right value
-                closest = problem
-        return closest or _Problem(must, value, advice=advice)
-
-    return check
-
-
-def _literal(choices: tuple[Any, ...], must: str) -> _Check:
-    known = [choice for choice in choices if isinstance(choice, str)]
-
-    def check(value: Any) -> _Problem | None:
-        for choice in choices:
-            if type(value) is type(choice) and value == choice:
-                return None
-        advice = nearest(value, known) if isinstance(value, str) else ""
-        return _Problem(must, value, advice=advice if advice.startswith("did you mean") else "")
-
-    return check
-
-
-def _tuple(args: tuple[Any, ...], must: str) -> _Check:
-    variable = args[-1:] == (Ellipsis,)
-    checks = [_compile(arg) for arg in args if arg is not Ellipsis]
-
-    def check(value: Any) -> _Problem | None:
-        if not isinstance(value, tuple):
-            return _Problem("a tuple, not a list" if isinstance(value, list) else must, value)
-        if not variable and len(value) != len(checks):
-            return _Problem(must, value)
-        for i, item in enumerate(value):
-            problem = checks[0 if variable else i](item)
-            if problem is not None:
-                return problem._replace(place=f"[{i}]{problem.place}")
-        return None
-
-    return check
-
-
-def _dict(hint: Any, must: str) -> _Check:
-    inner = _compile(hint)
-
-    def check(value: Any) -> _Problem | None:
-        if not isinstance(value, Mapping):
-            return _Problem(must, value)
-        for key, item in value.items():
-            problem = inner(item)
-            if problem is not None:
-                return problem._replace(place=f".{key}{problem.place}")
-        return None
-
-    return check
+def _is_instance(value: Any, cls: Any) -> bool:
+    try:
+        return isinstance(value, cls) and not isinstance(value, type)  # a class may have the members of a protocol
+    except TypeError:  # a hint that can't be checked, such as Any
+        return True
