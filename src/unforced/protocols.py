@@ -1,25 +1,7 @@
 """What models, objectives, decoders, samplers, metrics, tasks and codecs must offer, and what they may offer.
 
-No class needs to inherit from these protocols: it has to define their members. A protocol marked *optional* names
-members that a class may define on top of its main protocol; the library asks ``isinstance(x, Protocol)`` before it
-uses them.
-
-| main protocol      | optional members (in the protocol of that name)                                      |
-|--------------------|--------------------------------------------------------------------------------------|
-| `StepDecoder`      | `advance_at` (`SupportsAdvanceAt`)                                                   |
-| `MaskedModel`      | `features` (`SupportsFeatures`), `features_at` (`SupportsFeaturesAt`), `encoded`     |
-|                    | (`SupportsEncoding`), `conditional_scores` (`SupportsConditionals`), `length_scores` |
-|                    | (`SupportsLengths`), `log_z` (`SupportsLogZ`), shared contexts (`SupportsContexts`)  |
-| `ModelSpec`        | `reading` (`SupportsReading`)                                                        |
-| `Objective`        | `with_models` (`SupportsModels`), `fitted` (`SupportsFitting`), `schedules`          |
-|                    | (`SupportsSchedules`), `files` (`ReadsFiles`), `stepwise` (`Stepwise`)               |
-| `Schedule`         | `unit` (`HasUnit`)                                                                   |
-| `Cost`             | `fitted` (`SupportsFitting`)                                                         |
-| `Decoder`          | `reads_gold` (`ReadsGold`)                                                           |
-| `Sampler`          | `energy` (`HasEnergy`), `forced` and `anneal` (`Annealed`)                           |
-| `LikelihoodMetric` | `of` (`LikelihoodOf`), `final` (`FinalOnly`)                                         |
-| `Task`             | `remarks` (`SupportsRemarks`), `reads_text` (`ReadsText`), `inner` (`WrapsTask`)     |
-| `Codec`            | `special_ids` and `unknown_id` (`TokenizerIds`)                                      |
+A class does not inherit from these protocols: it defines their members. A protocol that is *optional for* another names
+members that a class may define in addition. The library checks ``isinstance(x, Protocol)`` before it uses them.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -61,23 +43,18 @@ class StepDecoder(Protocol):
 
     def start(self, batch: Batch) -> DecoderState:
         """Encode the sources. The state has one row per example and has not read any input."""
-        ...
 
     def embed(self, ids: Tensor) -> Tensor:
         """Embed token ids: [R,T] -> [R,T,E]."""
-        ...
 
     def embed_mix(self, weights: Tensor) -> Tensor:
         """Return the expected embedding [R,T,E] under weights [R,T,V] that sum to one over V."""
-        ...
 
     def advance(self, state: DecoderState, inputs: Tensor) -> tuple[Tensor, DecoderState]:
         """Read inputs [R,T,E]; return the features [R,T,H] that predict each next token, and the new state."""
-        ...
 
     def score(self, features: Tensor) -> Tensor:
         """Project features [...,H] to unnormalised scores [...,V]."""
-        ...
 
 
 @runtime_checkable
@@ -86,7 +63,6 @@ class SupportsAdvanceAt(Protocol):
 
     def advance_at(self, state: DecoderState, inputs: Tensor, where: Tensor) -> Tensor:
         """Return the features [N,H] of ``advance`` at the N positions where the mask ``where`` [R,T] is true."""
-        ...
 
 
 # Models that predict masked tokens
@@ -103,7 +79,6 @@ class MaskedModel(Protocol):
 
     def scores(self, batch: Batch, tokens: Tensor, masked: Tensor) -> Tensor:
         """Score tokens [R,T] with the positions ``masked`` [R,T] (bool) hidden: unnormalised scores [R,T,V]."""
-        ...
 
 
 @runtime_checkable
@@ -112,24 +87,17 @@ class SupportsFeatures(Protocol):
 
     def features(self, batch: Batch, tokens: Tensor, masked: Tensor) -> Tensor:
         """Return [R,T,H], what ``score`` projects to the vocabulary."""
-        ...
 
     def score(self, features: Tensor) -> Tensor:
         """Project features [...,H] to unnormalised scores [...,V]."""
-        ...
 
 
 @runtime_checkable
-class SupportsFeaturesAt(Protocol):
+class SupportsFeaturesAt(SupportsFeatures, Protocol):
     """Optional for a `MaskedModel`: features of some positions only."""
 
     def features_at(self, batch: Batch, tokens: Tensor, masked: Tensor, positions: Tensor) -> Tensor:
         """Return the features [R,P,H] at positions [R,P]."""
-        ...
-
-    def score(self, features: Tensor) -> Tensor:
-        """Project features [...,H] to unnormalised scores [...,V]."""
-        ...
 
 
 @runtime_checkable
@@ -138,7 +106,6 @@ class SupportsEncoding(Protocol):
 
     def encoded(self, batch: Batch) -> Batch:
         """Return a batch with encoded sources, which every other method of the model accepts."""
-        ...
 
 
 @runtime_checkable
@@ -147,7 +114,6 @@ class SupportsConditionals(Protocol):
 
     def conditional_scores(self, batch: Batch, tokens: Tensor) -> Tensor:
         """Score every position [R,T] as if it alone were masked: [R,T,V]."""
-        ...
 
 
 @runtime_checkable
@@ -156,7 +122,6 @@ class SupportsLengths(Protocol):
 
     def length_scores(self, batch: Batch) -> Tensor | None:
         """Score the output lengths 1, 2, … (without the end symbol): [B,longest]; None if not configured."""
-        ...
 
 
 @runtime_checkable
@@ -165,7 +130,6 @@ class SupportsLogZ(Protocol):
 
     def log_z(self, batch: Batch) -> Tensor:
         """Return log Z of each example: [B]."""
-        ...
 
 
 @runtime_checkable
@@ -178,31 +142,24 @@ class SupportsContexts(Protocol):
 
     def contexts_are_exact(self) -> bool:
         """Return whether contexts give the result of ``scores``, which is false with dropout."""
-        ...
 
     def empty_context(self) -> Any:
         """Return the context of the empty string, in one row."""
-        ...
 
     def extend_contexts(self, side: Side, contexts: Any, ids: Tensor) -> Any:
         """Extend N strings by each of n tokens, at the end (left) or the start (right): N·n in lexicographic order."""
-        ...
 
     def prepare_contexts(self, side: Side, contexts: Any) -> Any:
         """Return contexts with precomputed values that make it faster to extend them several times."""
-        ...
 
     def project_contexts(self, side: Side, contexts: Any) -> Tensor:
         """Return l or r of N contexts: [N,J]."""
-        ...
 
     def activate(self, x: Tensor) -> Tensor:
         """Return g(x); may overwrite x."""
-        ...
 
     def output_weights(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return P [n,J] and bias [n] of n tokens."""
-        ...
 
 
 @runtime_checkable
@@ -214,7 +171,6 @@ class ModelSpec(Protocol):
 
         Raise `InputError` if the model cannot read such data, for example images in a text-only model.
         """
-        ...
 
 
 @runtime_checkable
@@ -223,7 +179,6 @@ class SupportsReading(Protocol):
 
     def reading(self, task: Any) -> "Task":
         """Return the task with its text read by the model's tokenizer."""
-        ...
 
 
 # Objectives, schedules and costs
@@ -239,7 +194,6 @@ class Objective(Protocol):
 
     def __call__(self, model: Any, batch: Batch, *, progress: Progress, rng: torch.Generator) -> Loss:
         """Return the summed loss of a batch and the count to divide it by."""
-        ...
 
 
 @runtime_checkable
@@ -248,7 +202,6 @@ class SupportsModels(Protocol):
 
     def with_models(self, load: "Callable[[str], nn.Module]") -> Objective:
         """Return the objective with these models loaded; ``load`` returns the model of a run folder."""
-        ...
 
 
 @runtime_checkable
@@ -257,7 +210,6 @@ class SupportsFitting(Protocol):
 
     def fitted(self, codec: Any, examples: Sequence[Encoded] = ()) -> Any:
         """Return a copy for this codec and these training examples. A cost is fitted without examples."""
-        ...
 
 
 @runtime_checkable
@@ -266,7 +218,6 @@ class SupportsSchedules(Protocol):
 
     def schedules(self) -> "Mapping[str, float | Schedule]":
         """Return the schedules by name; numbers are constants."""
-        ...
 
 
 @runtime_checkable
@@ -308,11 +259,9 @@ class Cost(Protocol):
 
     def prepare(self, batch: Batch, steps: int) -> Tensor:
         """Return what the costs of each example and step depend on: [B,steps,…]."""
-        ...
 
     def __call__(self, now: Tensor, tokens: Tensor) -> Tensor:
         """Return the costs [B,M] of tokens [B,M] at one step, given that step's slice [B,…] of `prepare`."""
-        ...
 
 
 def fitted(objective: Objective, codec: Any, examples: Sequence[Encoded] = ()) -> Objective:
@@ -332,7 +281,6 @@ class Decoder(Protocol):
 
     def __call__(self, model: Any, batch: Batch, *, rng: torch.Generator | None = None) -> Hypotheses:
         """Decode every example of a batch. The targets in the batch are empty unless the decoder reads them."""
-        ...
 
 
 @runtime_checkable
@@ -348,7 +296,6 @@ class Sampler(Protocol):
 
     def kernel(self, model: Any, batch: Batch) -> Kernel:
         """Return the kernel for a model and the examples of a batch; targets set the lengths."""
-        ...
 
 
 @runtime_checkable
@@ -369,56 +316,42 @@ class Annealed(Protocol):
 # Metrics
 
 
+class Scoring(Protocol):
+    """What both kinds of metrics offer: a score of the sum of statistics of each example."""
+
+    name: str
+    higher_is_better: bool
+
+    def score(self, sums: np.ndarray) -> np.ndarray:
+        """Turn sums of rows [...,D] into scores [...]."""
+
+    def signature(self) -> str:
+        """Describe how the figure was computed."""
+
+
+@runtime_checkable
+class Metric(Scoring, Protocol):
+    """A metric of outputs."""
+
+    def statistics(self, outputs: Sequence[Any], answers: Sequence[Sequence[Any]]) -> np.ndarray:
+        """Return [N,D] float64: row i compares output i with its references. Raise if the numbers differ."""
+
+
 class LikelihoodRow(NamedTuple):
-    """The likelihood of the target of one example."""
+    """The likelihood of the target of one example, with target tokens as input."""
 
     nll: float  # −log p(target)
     tokens: int
-    log_z: float  # Σ_t log Z_t
+    log_z: float  # Σ_t log Z_t, where log Z_t is the log of the sum over the vocabulary of exp(score)
     log_z_squared: float  # Σ_t (log Z_t)²
 
 
 @runtime_checkable
-class Metric(Protocol):
-    """A metric of outputs: statistics of each example that add up, and a score of their sum."""
-
-    name: str
-    higher_is_better: bool
-
-    def statistics(self, outputs: Sequence[Any], answers: Sequence[Sequence[Any]]) -> np.ndarray:
-        """Return [N,D] float64: row i compares output i with its references. Raise if the numbers differ."""
-        ...
-
-    def score(self, sums: np.ndarray) -> np.ndarray:
-        """Turn sums of rows [...,D] into scores [...]."""
-        ...
-
-    def signature(self) -> str:
-        """Describe how the figure was computed."""
-        ...
-
-
-@runtime_checkable
-class LikelihoodMetric(Protocol):
+class LikelihoodMetric(Scoring, Protocol):
     """A metric of the model's likelihood of the targets, not of its outputs."""
 
-    name: str
-    higher_is_better: bool
-
     def likelihood_statistics(self, likelihoods: Sequence[LikelihoodRow]) -> np.ndarray:
-        """Turn the row (−log p(target), tokens, Σ_t log Z_t, Σ_t (log Z_t)²) of each example into [N,D] float64.
-
-        log Z_t is the log of the sum over the vocabulary of exp(score), with target tokens as input.
-        """
-        ...
-
-    def score(self, sums: np.ndarray) -> np.ndarray:
-        """Turn sums of rows [...,D] into scores [...]."""
-        ...
-
-    def signature(self) -> str:
-        """Describe how the figure was computed."""
-        ...
+        """Return [N,D] float64, a row for each example."""
 
 
 @runtime_checkable
@@ -456,36 +389,28 @@ class Codec(Protocol):
 
     def encode(self, example: Example) -> Encoded:
         """Encode an example. ``example.target`` may be None (decoding): the encoded target is then empty."""
-        ...
 
     def collate(self, encoded: Sequence[Encoded], ids: Sequence[int]) -> Batch:
         """Pad encoded examples into a batch; ``ids`` are their numbers in the split."""
-        ...
 
     def decode(self, ids: Sequence[int]) -> Any:
         """Turn token ids without end symbol and padding into the raw output that metrics compare."""
-        ...
 
     def parse(self, line: str) -> Any:
         """Turn a line of text into a raw source; raise `InputError` if that is impossible."""
-        ...
 
     def show(self, output: Any) -> str:
         """Return a raw output as one line of text."""
-        ...
 
     def token_names(self) -> tuple[str, ...]:
         """Return the name of each target id, as the data spells it; empty if unknown."""
-        ...
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data that `from_json` reads."""
-        ...
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "Codec":
         """Return the codec that `to_json` described."""
-        ...
 
 
 @runtime_checkable
@@ -495,12 +420,10 @@ class TokenizerIds(Protocol):
     @property
     def special_ids(self) -> Collection[int]:
         """Ids that stand for no text."""
-        ...
 
     @property
     def unknown_id(self) -> int | None:
         """The id of unknown words."""
-        ...
 
 
 @runtime_checkable
@@ -509,19 +432,15 @@ class Task(Protocol):
 
     def read(self, split: Split) -> Examples:
         """Return the raw examples of a split, always in the same order."""
-        ...
 
     def fit(self, train: Sequence[Example]) -> Codec:
         """Learn vocabularies from the training examples, and from nothing else."""
-        ...
 
     def codec(self, data: dict[str, Any]) -> Codec:
         """Return the codec that ``to_json`` described."""
-        ...
 
     def metrics(self) -> tuple[Metric | LikelihoodMetric, ...]:
         """Return the metrics of the task; the first selects checkpoints."""
-        ...
 
 
 @runtime_checkable
@@ -530,7 +449,6 @@ class SupportsRemarks(Protocol):
 
     def remarks(self) -> tuple[str, ...]:
         """Return sentences to print below a table of scores."""
-        ...
 
 
 @runtime_checkable
