@@ -93,11 +93,14 @@ class SupportsFeatures(Protocol):
 
 
 @runtime_checkable
-class SupportsFeaturesAt(SupportsFeatures, Protocol):
+class SupportsFeaturesAt(Protocol):
     """Optional for a `MaskedModel`: features of some positions only."""
 
     def features_at(self, batch: Batch, tokens: Tensor, masked: Tensor, positions: Tensor) -> Tensor:
         """Return the features [R,P,H] at positions [R,P]."""
+
+    def score(self, features: Tensor) -> Tensor:
+        """Project features [...,H] to unnormalised scores [...,V]."""
 
 
 @runtime_checkable
