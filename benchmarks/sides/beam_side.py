@@ -4,6 +4,8 @@ With ``tree`` in the wishes, the library and the helpers of that checkout are us
 forced, they don't change the work.
 """
 
+# ruff: noqa: E402, I001 (the library of the tree that the settings name is imported)
+
 import itertools
 import sys
 from pathlib import Path
