@@ -42,37 +42,25 @@ def test_python_m_and_version() -> None:
     assert (done.returncode, done.stdout.strip()) == (0, version("unforced"))
 
 
-def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--help"]) == 0
-    out = capsys.readouterr().out
-    for command in ("train", "evaluate", "decode", "compare", "report", "list", "show", "data"):
-        assert command in out
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["lisst"], 'Did you mean "list"?'),
-        (["--verison"], "--verison"),
         (["list", "objectivs"], 'Did you mean "objectives"?'),
         (["list", "objectives", "--jsn"], "Did you mean --json?"),
         (["train"], "RECIPE"),
-        (["train", "g2p", "--seed", "x"], "--seed"),
-        (["train", "g2p", "--sede", "1"], "--sede"),
         (["train", "g2pp"], 'there is no recipe "g2pp"; did you mean "g2p"?'),
-        (["train", "absent.toml"], "absent.toml: No such file or directory"),
         (["train", "g2p", "epochs"], '"epochs" is not of the form key=value'),
         (["train", "g2p", "training.epohcs=1"], 'training.epohcs: no such key; did you mean "epochs"?'),
         (["train", "g2p", "--variant", "crossentropy"], 'did you mean "cross_entropy"?'),
         (["show", "g2p", "objective=lable_smoothing"], 'did you mean "label_smoothing"?'),
         (["compare"], "compare needs a recipe"),
-        (["compare", "training.epochs=1"], "compare needs a recipe"),
         (["compare", "g2p", "--variants", "cros_entropy"], 'did you mean "cross_entropy"?'),
         (["compare", "g2p", "--seeds", "1,x"], "seeds must be a list (each a whole number of at least 0)"),
         (["report"], "report needs at least one run folder"),
         (["report", "absent"], "absent"),
         (["report", "absent", "--output", "x.pdf"], "x.pdf: the name of a report must end in .html, or in .md"),
-        (["train", "pairs", "--variant", "x"], 'there is no "x"; the recipe has no variants'),
+        (["train", "pairs", "--variant", "x"], 'variant: "x" is not among the variants; '),
         (["train", "pairs", "task.train=."], ".: must be .tsv or .jsonl"),
         (["train", "g2p", "training.warm_start=absent"], "absent: is not a run folder"),
         (
@@ -81,9 +69,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         ),
         (["evaluate", "absent"], "absent: is not a run folder"),
         (["evaluate", "absent", "--split", "tset"], 'Did you mean "test"?'),
-        (["decode", "absent"], "absent: is not a run folder"),
         (["decode", "absent", "--nbest", "0"], "nbest must be at least 1"),
-        (["decode", "absent", "--batch", "0"], "batch must be at least 1"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_2(
@@ -142,16 +128,8 @@ def test_list_says_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
     }
     assert main(["list", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["recipes"] == list(builtin())
-
-
-@pytest.mark.parametrize("kind", REGISTRY)
-def test_list_as_json(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["list", kind, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [entry["name"] for entry in found] == list(REGISTRY[kind])
-    for entry in found:
-        for field in entry["fields"]:
-            assert set(field) == {"name", "type", "expected", "required", "default", "choices", "doc"}
+    assert main(["list", "decoders", "--json"]) == 0
+    assert [entry["name"] for entry in json.loads(capsys.readouterr().out)] == list(REGISTRY["decoders"])
 
 
 def test_show_is_a_recipe(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -200,15 +178,6 @@ def test_exit_codes(
     monkeypatch.setattr(cli, "app", fail)
     assert main([]) == code
     assert said in capsys.readouterr().err
-
-
-def test_faults_of_the_program_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(words: list[str]) -> None:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(cli, "app", fail)
-    with pytest.raises(ZeroDivisionError):
-        main([])
 
 
 def test_a_reader_that_has_seen_enough() -> None:

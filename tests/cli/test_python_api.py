@@ -194,16 +194,6 @@ def test_builders() -> None:
         unforced.task("pears")
 
 
-def test_seeds_decide_the_first_weights(task: unforced.Task, tmp_path: Path) -> None:
-    runs = [
-        unforced.fit(Own, task, "cross_entropy", tmp_path / str(i), seed=seed, epochs=None, steps=1, quiet=True)
-        for i, seed in enumerate([3, 3, 4])
-    ]
-    a, b, c = (unforced.load(run, model=Own).model.project.weight for run in runs)
-    assert torch.equal(a, b)
-    assert not torch.equal(a, c)
-
-
 @pytest.mark.parametrize(
     "package",
     ["", "objectives", "models", "tasks", "decoding", "energy", "metrics"],

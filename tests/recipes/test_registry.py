@@ -77,14 +77,3 @@ def test_misspelt_keys_are_reported_with_the_nearest() -> None:
     for key in KEYS:
         with pytest.raises(InputError, match=rf"^{misspell(key)}: no such key; .*\b{key}\b"):
             Recipe.from_data({misspell(key): 1})
-
-
-def test_unknown_names() -> None:
-    with pytest.raises(InputError, match='did you mean "label_smoothing"'):
-        resolve("objectives", "lable_smoothing")
-    with pytest.raises(InputError, match=r'^lstm\.hiden: no such key; did you mean "hidden"'):
-        build(resolve("models", "lstm"), {"hiden": 1}, "lstm")
-    with pytest.raises(InputError, match='there is no "zzz" in models; there are: lstm, '):
-        resolve("models", "zzz")
-    with pytest.raises(InputError):
-        resolve("models", "os:system")

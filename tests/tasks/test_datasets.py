@@ -1,22 +1,9 @@
 """Data sets are found under UNFORCED_DATA; a missing one says where it comes from and how to place it."""
 
-from pathlib import Path
-
 import pytest
 
 from unforced.errors import InputError
 from unforced.tasks import datasets
-
-
-def test_find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UNFORCED_DATA", str(tmp_path))
-    (tmp_path / "mnist").mkdir()
-    (tmp_path / "mnist" / "mnist.npz").write_bytes(b"x")
-    assert datasets.find("mnist", "mnist.npz") == tmp_path / "mnist" / "mnist.npz"
-    states = {a.dataset.folder: a for a in datasets.available()}
-    assert states["mnist"].missing == []
-    assert states["ccg_ewt"].missing == ["train.tsv.gz", "dev.tsv.gz", "test.tsv.gz"]
-    assert states["ccg_ewt"].path == tmp_path / "ccg_ewt"
 
 
 @pytest.mark.parametrize("value", [None, "", "elsewhere"])

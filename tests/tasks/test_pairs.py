@@ -9,7 +9,6 @@ import pytest
 
 from unforced.errors import InputError
 from unforced.protocols import Codec, FittedTask, Task
-from unforced.recipes.fields import build
 from unforced.tasks.codecs import PairCodec
 from unforced.tasks.language import Language
 from unforced.tasks.pairs import Pairs
@@ -84,8 +83,6 @@ def test_dropped_examples_are_counted_with_reasons(tmp_path: Path) -> None:
 
 BAD = [
     ("empty.tsv", "", r"empty\.tsv has only 0 different examples"),
-    ("two.tsv", "a\tb\nc\td\n", "too few to hold some out"),
-    ("columns.tsv", "a\tb\nc\n", r"columns\.tsv:2"),
     ("keys.jsonl", '{"source": "a"}\n', r"keys\.jsonl:1: must be a JSON object with the key 'target'"),
     ("type.jsonl", '{"source": "a", "target": 3}\n', r"type\.jsonl:1: 'target' must be a string"),
     ("text.de", "a\n", "whose targets train_target names"),
@@ -113,7 +110,6 @@ def test_a_file_without_a_usable_example(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"measures": ("bleu", "bleu")}, "measures"),
         ({"dev_target": "x"}, "dev_target needs dev"),
         ({"joint": True, "source_tokens": "bpe"}, "joint needs the same"),
         ({"joint": True, "source_size": 5}, "joint vocabulary"),
@@ -129,7 +125,6 @@ OPTIONS = [
     {"source_tokens": "characters", "target_tokens": "characters"},
     {"source_tokens": "bpe", "target_tokens": "bpe", "target_size": 300, "joint": True},
     {"source_tokens": "characters", "target_tokens": "bpe", "target_size": 300, "lowercase": True},
-    {"joint": True, "min_count": 2},
 ]
 
 
@@ -158,15 +153,6 @@ def test_codecs_survive_json_and_give_targets_back(options: dict) -> None:
     assert len(batch) == 3
 
 
-def test_the_vocabulary_knows_the_training_part_alone() -> None:
-    task = Pairs(train=TSV)
-    train = task.read("train")
-    codec = task.fit(train)
-    assert codec.source is not None
-    assert set(codec.source.vocabulary.data) == {word for e in train for word in e.source.split()}
-    assert set(codec.target.vocabulary.data) == {word for e in train for word in e.target.split()}
-
-
 def test_long_sources_are_cut_when_encoded() -> None:
     train = [Example("a b c d", "x")]
     words = Pairs(train=TSV, cut_source=2).fit(train)
@@ -176,14 +162,6 @@ def test_long_sources_are_cut_when_encoded() -> None:
     assert characters.source is not None
     assert characters.source.decode(characters.encode(train[0]).source[:-1]) == "a b"
     assert PairCodec.from_json(words.to_json()).cut_source == 2
-
-
-def test_lines_in_and_out() -> None:
-    codec = Pairs(train=TSV).fit(Pairs(train=TSV).read("train"))
-    assert codec.parse("  der Hund \n") == "der Hund"
-    with pytest.raises(InputError, match="blank"):
-        codec.parse(" \n")
-    assert codec.show("a\nb\u2028c") == "a b c"
 
 
 def test_measures_make_metrics_in_their_order() -> None:
@@ -197,14 +175,6 @@ def test_measures_make_metrics_in_their_order() -> None:
     assert names == ["exact_error", "error_rate", "rouge_l", "rouge_1", "rouge_2", "bleu", "chrf"]
     rate = task.metrics()[1]
     assert rate.score(rate.statistics(["ab"], [["ac"]]).sum(axis=0)) == 50
-
-
-def test_a_recipe_can_build_it() -> None:
-    assert build(Pairs, {"train": "a.tsv", "measures": ["exact"]}) == Pairs(train="a.tsv", measures=("exact",))
-    with pytest.raises(InputError, match=r"is missing"):
-        build(Pairs, {})
-    with pytest.raises(InputError, match="measures"):
-        build(Pairs, {"train": "a.tsv", "measures": ["belu"]})
 
 
 def test_language_lines_and_hold_out_at_the_end(tmp_path: Path) -> None:

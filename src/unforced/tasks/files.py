@@ -74,19 +74,15 @@ def read_tsv(path: str | Path, columns: int, dropped: Counter[str] | None = None
 
     Cells are stripped of white space and may be empty.
     """
+    dropped = Counter() if dropped is None else dropped
     for number, line in read_lines(path):
         if not line.strip():
-            _count_blank(dropped)
+            dropped[BLANK] += 1
             continue
         cells = [cell.strip() for cell in line.split("\t")]
         if len(cells) != columns:
             raise InputError(f"{path}:{number}: must have {columns} tab-separated columns, got {len(cells)}")
         yield number, cells
-
-
-def _count_blank(dropped: Counter[str] | None) -> None:
-    if dropped is not None:
-        dropped[BLANK] += 1
 
 
 def read_jsonl(
@@ -96,9 +92,10 @@ def read_jsonl(
 
     The keys ``strings`` must hold strings, which are stripped of white space. The keys ``other`` must exist.
     """
+    dropped = Counter() if dropped is None else dropped
     for number, line in read_lines(path):
         if not line.strip():
-            _count_blank(dropped)
+            dropped[BLANK] += 1
             continue
         try:
             record = json.loads(line)

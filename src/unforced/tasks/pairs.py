@@ -10,7 +10,7 @@ from unforced.metrics.text import Bleu, ChrF, ErrorRate, ExactError, Rouge
 from unforced.options import Distinct, NotEmpty
 from unforced.protocols import Metric, Split
 from unforced.tasks.files import read_jsonl, read_parallel, read_tsv, user_file
-from unforced.tasks.splits import ELSEWHERE, FileSplits
+from unforced.tasks.splits import FileSplits
 from unforced.tasks.text import TextTask
 from unforced.types import Examples
 
@@ -47,7 +47,7 @@ class Pairs(TextTask, FileSplits):
         dropped: Counter[str] = Counter()
         pairs = self._pairs(split, dropped)
         if self.is_part(split):
-            pairs = self._part(split, list(pairs), dropped)
+            pairs = iter(self.part(split, list(pairs), lambda pair: pair[0], dropped))
         return self.examples(split, pairs, dropped, self.path(split))
 
     def _pairs(self, split: Split, dropped: Counter[str]) -> Iterator[tuple[str, str]]:
@@ -63,15 +63,6 @@ class Pairs(TextTask, FileSplits):
                 keys = (self.source_key, self.target_key)
                 return ((r[keys[0]], r[keys[1]]) for _, r in read_jsonl(path, keys, dropped=dropped))
         raise InputError(f"{path}: must be .tsv or .jsonl, or be a file of sources whose targets {owner}_target names")
-
-    def _part(self, split: Split, pairs: list[tuple[str, str]], dropped: Counter[str]) -> Iterator[tuple[str, str]]:
-        """The pairs of the training file that belong to a split."""
-        splits = self.assign([source for source, _ in pairs if source])
-        for source, target in pairs:
-            if splits.get(source, "train") == split:
-                yield source, target
-            else:
-                dropped[ELSEWHERE] += 1
 
     def output_metrics(self) -> tuple[Metric, ...]:
         unit: Literal["character", "word"] = "character" if self.target_tokens == "characters" else "word"

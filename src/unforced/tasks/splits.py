@@ -1,10 +1,11 @@
 """Splits of data: a base class for tasks with limits, and hold-out from a training file."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from unforced.errors import InputError
 from unforced.options import Above, Below, Count, Options
@@ -13,6 +14,7 @@ from unforced.tasks.files import user_file
 from unforced.types import Example, Examples
 
 ELSEWHERE = "in another split"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,32 +58,32 @@ class FileSplits(Options):
 
     def owner(self, split: Split) -> Split:
         """Return the split whose file holds ``split``: itself, or the training split if its own file is absent."""
-        own = {"train": self.train, "dev": self.dev, "test": self.test}[split]
-        return "train" if own is None else split
+        return "train" if (split, None) in (("dev", self.dev), ("test", self.test)) else split
 
     def path(self, split: Split) -> Path:
         """Return the file that holds a split."""
         owner = self.owner(split)
-        return user_file({"train": self.train, "dev": self.dev or "", "test": self.test or ""}[owner], owner)
+        return user_file({"train": self.train, "dev": self.dev, "test": self.test}[owner] or "", owner)
 
     def is_part(self, split: Split) -> bool:
         """Return whether a split is only a part of the training file."""
         return self.owner(split) == "train" and None in (self.dev, self.test)
 
-    def assign(self, keys: Sequence[str]) -> dict[str, Split]:
-        """Return the split of each key of the training file, a function of the keys alone."""
-        ranked = sorted(set(keys), key=fraction)
+    def part(self, split: Split, examples: Sequence[T], key: Callable[[T], str], dropped: Counter[str]) -> list[T]:
+        """Return the examples of the training file that belong to a split, which depends on their keys alone."""
+        keys = list(map(key, examples))
+        ranked = sorted({key for key in keys if key}, key=fraction)
         if len(ranked) < 3:
             raise InputError(
                 f"{self.train} has only {len(ranked)} different examples, too few to hold some out: set dev and test"
             )
         share = max(1, round(self.hold_out * len(ranked)))
-        splits: dict[str, Split] = dict.fromkeys(ranked, "train")
-        if self.dev is None:
-            splits.update(dict.fromkeys(ranked[:share], "dev"))
-        if self.test is None:
-            splits.update(dict.fromkeys(ranked[-share:], "test"))
-        return splits
+        dev: list[str] = ranked[:share] if self.dev is None else []
+        test: list[str] = ranked[-share:] if self.test is None else []
+        splits = dict.fromkeys(dev, "dev") | dict.fromkeys(test, "test")
+        kept = [example for example, key in zip(examples, keys) if splits.get(key, "train") == split]
+        dropped[ELSEWHERE] += len(examples) - len(kept)
+        return kept
 
 
 def fraction(key: str, seed: int = 0) -> float:

@@ -2,7 +2,7 @@
 
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -15,8 +15,8 @@ from unforced.options import Count, Natural, NonEmptyStr
 from unforced.protocols import LikelihoodMetric, Metric, Split
 from unforced.tasks.codecs import TagCodec
 from unforced.tasks.datasets import find
-from unforced.tasks.files import TaggedSentence, read_conll
-from unforced.tasks.splits import ELSEWHERE, FileSplits, LimitedTask
+from unforced.tasks.files import read_conll
+from unforced.tasks.splits import FileSplits, LimitedTask
 from unforced.tasks.tokenization import Vocabulary
 from unforced.types import Example, Examples
 
@@ -99,28 +99,22 @@ class Tagging(LimitedTask, FileSplits):
     def read(self, split: Split) -> Examples:
         dropped: Counter[str] = Counter()
         path, needs_iob2 = self.path(split), self.chosen_metric() == "f1"
-        sentences = read_conll(path, *self.columns)
+        sentences = list(read_conll(path, *self.columns))
         if self.dataset is None and self.is_part(split):
-            sentences = self._part(split, list(sentences), dropped)
+            sentences = self.part(split, sentences, lambda sentence: " ".join(sentence.words), dropped)
         examples = []
         for sentence in sentences:
             if split == "train" and self.longest is not None and len(sentence.words) > self.longest:
                 dropped["too long"] += 1
                 continue
-            if needs_iob2:
-                _check_iob2(sentence, path)
+            if needs_iob2 and (fault := first_fault(sentence.tags)) is not None:
+                raise InputError(
+                    f"{path}:{sentence.line}: in the sentence that starts here, {sentence.tags[fault]!r} at word "
+                    f'{fault + 1} breaks IOB2, which F1 needs: convert the tags or set metric = "accuracy"'
+                )
             tags = [coarse(tag) for tag in sentence.tags] if self.coarse else sentence.tags
-            examples.append(Example(_interned(sentence.words), _interned(tags)))
+            examples.append(Example(tuple(map(sys.intern, sentence.words)), tuple(map(sys.intern, tags))))
         return self.limited(split, examples, dropped, path)
-
-    def _part(self, split: Split, sentences: list[TaggedSentence], dropped: Counter[str]) -> Iterator[TaggedSentence]:
-        """The sentences of the training file that belong to a split."""
-        splits = self.assign([" ".join(sentence.words) for sentence in sentences])
-        for sentence in sentences:
-            if splits[" ".join(sentence.words)] == split:
-                yield sentence
-            else:
-                dropped[ELSEWHERE] += 1
 
     def chosen_metric(self) -> Literal["f1", "accuracy"]:
         """Return the metric that "auto" stands for."""
@@ -153,20 +147,6 @@ def coarse(tag: str) -> str:
     if tag != "O" and tag[2:] not in COARSE:
         raise InputError(f"the tag {tag!r} has none of the classes of German LER: {', '.join(COARSE)}")
     return tag if tag == "O" else tag[:2] + COARSE[tag[2:]]
-
-
-def _interned(strings: Sequence[str]) -> tuple[str, ...]:
-    """Store equal strings once: words and tags of a corpus repeat."""
-    return tuple(map(sys.intern, strings))
-
-
-def _check_iob2(sentence: TaggedSentence, path: Path) -> None:
-    fault = first_fault(sentence.tags)
-    if fault is not None:
-        raise InputError(
-            f"{path}:{sentence.line}: in the sentence that starts here, {sentence.tags[fault]!r} at word {fault + 1} "
-            'breaks IOB2, which F1 needs: convert the tags or set metric = "accuracy"'
-        )
 
 
 @lru_cache(maxsize=8)

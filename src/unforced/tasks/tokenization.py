@@ -85,8 +85,6 @@ class Vocabulary:
 
     def encode(self, tokens: Sequence[str], eos: bool) -> list[int]:
         """Return the ids of tokens, followed by the end symbol if ``eos``."""
-        if eos and not self.eos:
-            raise InputError("this vocabulary has no end symbol")
         ids = []
         for token in tokens:
             id = self._ids.get(token, self.unk)
