@@ -167,8 +167,9 @@ class Recurrence(nn.Module):
 
 @dataclass(frozen=True)
 class LSTM(Options):
-    """An LSTM decoder over an LSTM encoder (token ids) or a convolutional one (images); a language model without
-    source.
+    """An LSTM decoder over an LSTM encoder (token ids) or a convolutional one (images).
+
+    Without a source it is a language model.
 
     With ``attention="bahdanau"`` (Bahdanau et al. 2015) contexts are computed after the recurrence, so that teacher
     forcing is one fused call:
@@ -187,8 +188,7 @@ class LSTM(Options):
     embedding: Count = 256  # width of token embeddings
     layers: Count = 1  # LSTM layers of the encoder and of the decoder
     bidirectional: bool = True  # encoder
-    # on all encoder states, or "fixed": on encoder state t at step t
-    # on all encoder states, or "fixed": on encoder state t at step t
+    # to all encoder states, or "fixed": to encoder state t at step t
     attention: Literal["bahdanau", "fixed"] = "bahdanau"
     input_feeding: bool = False  # attend before the recurrence instead of after it
     dropout: Fraction = 0.1  # share of units dropped in training

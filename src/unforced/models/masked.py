@@ -13,14 +13,14 @@ from unforced.models.layers import TargetTokens, embedding_matrix, source_tokens
 from unforced.models.transformer import (
     Cache,
     EncoderBlock,
-    check_heads,
-    check_shared_vocabulary,
+    EncoderDecoderOptions,
+    TransformerOptions,
     linear,
     sinusoids,
     split_heads,
 )
 from unforced.ops.kernels import dropout
-from unforced.options import Count, Fraction, Natural, Options
+from unforced.options import Count
 from unforced.types import Batch, Sizes
 
 # What all masked models share
@@ -199,22 +199,14 @@ Positions = Literal["sinusoidal", "learned"]
 
 
 @dataclass(frozen=True)
-class Masked(Options):
+class Masked(TransformerOptions):
     """A Transformer encoder over tokens of which some are hidden, without a source (see `ConditionalMasked`)."""
 
-    width: Count = 256  # width of embeddings and hidden states
-    heads: Count = 4  # attention heads
     layers: Count = 4  # number of blocks
-    feedforward: Count = 1024  # hidden units of the feed-forward part
-    dropout: Fraction = 0.1  # share of units dropped in training
-    tie: bool = True  # share the embedding with the output projection
     positions: Positions = "sinusoidal"  # position embeddings
     longest: Count = 512  # number of learned positions
     lengths: Count | None = None  # learn a distribution over output lengths up to this many tokens
     normalizer: Count | None = None  # learn log Z by length up to this many tokens (noise_contrastive only)
-
-    def check(self) -> None:
-        check_heads(self.width, self.heads)
 
     def build(self, sizes: Sizes) -> "MaskedTransformer":
         check_no_source("masked", sizes)
@@ -228,8 +220,7 @@ class MaskedTransformer(MaskedTokens):
         super().__init__(sizes.target, spec.width, tie=spec.tie, normalizer=spec.normalizer)
         self.spec = spec
         longest = spec.longest if spec.positions == "learned" else None
-        shape = (spec.width, spec.heads, spec.feedforward, spec.dropout)
-        self.blocks = MaskedBlocks(spec.layers, *shape, longest=longest)
+        self.blocks = MaskedBlocks(spec.layers, *spec.shape, longest=longest)
         self.length_table = None if spec.lengths is None else LengthTable(spec.lengths)
 
     def features(self, batch: Batch, tokens: Tensor, masked: Tensor) -> Tensor:
@@ -246,7 +237,7 @@ class MaskedTransformer(MaskedTokens):
 
 
 @dataclass(frozen=True)
-class ConditionalMasked(Options):
+class ConditionalMasked(EncoderDecoderOptions):
     """An encoder over the source and blocks over a target with hidden tokens (Ghazvininejad et al. 2019).
 
     The model also predicts the number of target tokens T, with the softmax of
@@ -256,26 +247,14 @@ class ConditionalMasked(Options):
     where s is the mean of the encoder's states and S the number of source tokens.
     """
 
-    width: Count = 256  # width of embeddings and hidden states
-    heads: Count = 4  # attention heads
-    encoder_layers: Natural = 3  # blocks of the encoder
-    decoder_layers: Count = 3  # blocks of the decoder
-    feedforward: Count = 1024  # hidden units of the feed-forward part
-    dropout: Fraction = 0.1  # share of units dropped in training
-    tie: bool = True  # share the target embedding with the output projection
-    share_source: bool = False  # one embedding for source and target; needs one vocabulary
     longest: Count = 200  # largest number of target tokens, end symbol excluded
-
-    def check(self) -> None:
-        check_heads(self.width, self.heads)
 
     def build(self, sizes: Sizes) -> "ConditionalMaskedModel":
         if sizes.source is None:
             raise InputError(
                 "conditional_masked reads sources of token ids, and this data has none: use masked or field"
             )
-        if self.share_source:
-            check_shared_vocabulary(sizes)
+        self.check_vocabularies(sizes)
         return ConditionalMaskedModel(self, sizes)
 
 
@@ -285,13 +264,12 @@ class ConditionalMaskedModel(MaskedTokens):
     def __init__(self, spec: ConditionalMasked, sizes: Sizes) -> None:
         super().__init__(sizes.target, spec.width, tie=spec.tie)
         self.spec = spec
-        shape = (spec.width, spec.heads, spec.feedforward, spec.dropout)
         self.source_embedding: nn.Parameter | None = None
         if not spec.share_source:
             self.source_embedding = embedding_matrix(sizes.source or 0, spec.width)
-        self.encoder = MaskedBlocks(spec.encoder_layers, *shape)
+        self.encoder = MaskedBlocks(spec.encoder_layers, *spec.shape)
         self.cross = linear(spec.width, spec.width, blocks=2 * spec.decoder_layers)
-        self.decoder = MaskedBlocks(spec.decoder_layers, *shape, cross=True)
+        self.decoder = MaskedBlocks(spec.decoder_layers, *spec.shape, cross=True)
         self.by_length = nn.Linear(spec.width, spec.longest, bias=False)  # a
         self.by_difference = nn.Linear(spec.width, 2 * spec.longest, bias=False)  # d
 

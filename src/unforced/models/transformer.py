@@ -23,6 +23,46 @@ from unforced.ops.masks import gather_positions
 from unforced.options import Count, Fraction, Natural, Options
 from unforced.types import Batch, DecoderState, Sizes
 
+# Options
+
+
+@dataclass(frozen=True)
+class TransformerOptions(Options):
+    """Base: the shape of the blocks."""
+
+    width: Count = 256  # width of embeddings and hidden states
+    heads: Count = 4  # attention heads
+    feedforward: Count = 1024  # hidden units of the feed-forward part
+    dropout: Fraction = 0.1  # share of units dropped in training
+    tie: bool = True  # share the target embedding with the output projection
+
+    def check(self) -> None:
+        if self.width % self.heads:
+            raise InputError(f"width must be a multiple of heads, got {self.width} for {self.heads} heads")
+
+    @property
+    def shape(self) -> tuple[int, int, int, float]:
+        """The arguments that all blocks take."""
+        return self.width, self.heads, self.feedforward, self.dropout
+
+
+@dataclass(frozen=True)
+class EncoderDecoderOptions(TransformerOptions):
+    """Base: the blocks of an encoder and of a decoder."""
+
+    encoder_layers: Natural = 3  # blocks of the encoder
+    decoder_layers: Count = 3  # blocks of the decoder
+    share_source: bool = False  # one embedding for source and target; needs one vocabulary
+
+    def check_vocabularies(self, sizes: Sizes) -> None:
+        """Raise `InputError` if source and target share an embedding but not a vocabulary."""
+        if self.share_source and sizes.source != sizes.target:
+            raise InputError(
+                "share_source needs one vocabulary for both sides, but the source has "
+                f"{sizes.source or 'no'} tokens and the target {sizes.target}"
+            )
+
+
 # Blocks
 
 
@@ -31,12 +71,6 @@ class Cache(NamedTuple):
 
     keys: Tensor
     values: Tensor
-
-
-def check_heads(width: int, heads: int) -> None:
-    """Raise `InputError` if a width does not split into heads."""
-    if width % heads:
-        raise InputError(f"width must be a multiple of heads, got {width} for {heads} heads")
 
 
 def linear(inputs: int, outputs: int, blocks: int = 1) -> nn.Linear:
@@ -56,26 +90,6 @@ def split_heads(x: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:
 def merge_heads(x: Tensor) -> Tensor:
     """Merge [R,heads,T,d] into [R,T,heads·d]."""
     return x.transpose(1, 2).flatten(2)
-
-
-class Block(nn.Module):
-    """Parameters of a block: self-attention and feed-forward part; subclasses define how they are used."""
-
-    def __init__(self, width: int, heads: int, feedforward: int, rate: float) -> None:
-        super().__init__()
-        self.heads, self.rate = heads, rate
-        self.self_norm = nn.LayerNorm(width)
-        self.qkv = linear(width, width, blocks=3)
-        self.self_out = linear(width, width)
-        self.feed_norm = nn.LayerNorm(width)
-        self.feed_in = linear(width, feedforward)
-        self.feed_out = linear(feedforward, width)
-
-    def _feed(self, x: Tensor) -> Tensor:
-        return self._add(x, self.feed_out(F.relu(self.feed_in(self.feed_norm(x)), inplace=True)))
-
-    def _add(self, x: Tensor, change: Tensor) -> Tensor:
-        return x + dropout(change, self.rate, self.training)
 
 
 class CrossAttention(nn.Module):
@@ -99,11 +113,18 @@ class CrossAttention(nn.Module):
         return out
 
 
-class ReadingBlock(Block):
-    """A block that may attend to a memory between its self-attention and its feed-forward part."""
+class Block(nn.Module):
+    """x += self-attention(norm x); x += cross-attention(norm x) if there is a memory; x += feed-forward(norm x)."""
 
-    def __init__(self, width: int, heads: int, feedforward: int, rate: float, cross: bool) -> None:
-        super().__init__(width, heads, feedforward, rate)
+    def __init__(self, width: int, heads: int, feedforward: int, rate: float, cross: bool = False) -> None:
+        super().__init__()
+        self.heads, self.rate = heads, rate
+        self.self_norm = nn.LayerNorm(width)
+        self.qkv = linear(width, width, blocks=3)
+        self.self_out = linear(width, width)
+        self.feed_norm = nn.LayerNorm(width)
+        self.feed_in = linear(width, feedforward)
+        self.feed_out = linear(feedforward, width)
         self.cross = CrossAttention(width, heads) if cross else None
 
     def _rest(
@@ -116,17 +137,14 @@ class ReadingBlock(Block):
         x = self._add(x, self.self_out(attended))
         if self.cross is not None and memory is not None:
             x = self._add(x, self.cross(x, memory, mask, where))
-        return self._feed(x)
+        return self._add(x, self.feed_out(F.relu(self.feed_in(self.feed_norm(x)), inplace=True)))
+
+    def _add(self, x: Tensor, change: Tensor) -> Tensor:
+        return x + dropout(change, self.rate, self.training)
 
 
-class EncoderBlock(ReadingBlock):
-    """A block in which every position sees all those that ``mask`` [R,1,1,T] allows.
-
-    x += self-attention(norm x); x += cross-attention(norm x) if there is a memory; x += feed-forward(norm x).
-    """
-
-    def __init__(self, width: int, heads: int, feedforward: int, rate: float, cross: bool = False) -> None:
-        super().__init__(width, heads, feedforward, rate, cross)
+class EncoderBlock(Block):
+    """A block in which every position sees all those that ``mask`` [R,1,1,T] allows."""
 
     def forward(
         self,
@@ -148,8 +166,8 @@ class EncoderBlock(ReadingBlock):
         return self._rest(x, attended, memory, memory_mask)
 
 
-class DecoderBlock(ReadingBlock):
-    """x += self-attention(norm x); x += cross-attention(norm x) if there is a memory; x += feed-forward(norm x)."""
+class DecoderBlock(Block):
+    """A block in which every position sees itself and those before it."""
 
     def forward(
         self,
@@ -268,40 +286,19 @@ class TransformerDecoder(TargetTokens):
 
 
 @dataclass(frozen=True)
-class Transformer(Options):
+class Transformer(EncoderDecoderOptions):
     """A Transformer over token ids or over the cells of a convolutional encoder (images).
 
     Blocks are pre-norm and bias-free, with ReLU, dropout on each residual branch and sinusoidal positions.
     """
 
-    width: Count = 256  # width of embeddings and hidden states
-    heads: Count = 4  # attention heads
-    encoder_layers: Natural = 3  # blocks of the encoder
-    decoder_layers: Count = 3  # blocks of the decoder
-    feedforward: Count = 1024  # hidden units of the feed-forward part
-    dropout: Fraction = 0.1  # share of units dropped in training
-    tie: bool = True  # share the target embedding with the output projection
-    share_source: bool = False  # one embedding for source and target; needs one vocabulary
     convolution: Convolution = field(default_factory=Convolution)  # encoder of images
-
-    def check(self) -> None:
-        check_heads(self.width, self.heads)
 
     def build(self, sizes: Sizes) -> "TransformerModel":
         if sizes.source is None and sizes.image is None:
             raise InputError("the Transformer reads token ids or images, and this data has neither: use causal")
-        if self.share_source:
-            check_shared_vocabulary(sizes)
+        self.check_vocabularies(sizes)
         return TransformerModel(self, sizes)
-
-
-def check_shared_vocabulary(sizes: Sizes) -> None:
-    """Raise `InputError` if source and target do not have one vocabulary."""
-    if sizes.source != sizes.target:
-        raise InputError(
-            "share_source needs one vocabulary for both sides, but the source has "
-            f"{sizes.source or 'no'} tokens and the target {sizes.target}"
-        )
 
 
 class TransformerModel(TransformerDecoder):
@@ -310,17 +307,16 @@ class TransformerModel(TransformerDecoder):
     def __init__(self, spec: Transformer, sizes: Sizes) -> None:
         super().__init__(sizes.target, spec.width, tie=spec.tie)
         self.spec = spec
-        shape = (spec.width, spec.heads, spec.feedforward, spec.dropout)
         self.source: ConvolutionalEncoder | None = None
         self.source_embedding: nn.Parameter | None = None
         if sizes.image is not None:
             self.source = ConvolutionalEncoder(sizes.image, spec.convolution, spec.width, spec.dropout)
         elif sizes.source is not None and not spec.share_source:
             self.source_embedding = embedding_matrix(sizes.source, spec.width)
-        self.encoder = nn.ModuleList(EncoderBlock(*shape) for _ in range(spec.encoder_layers))
+        self.encoder = nn.ModuleList(EncoderBlock(*spec.shape) for _ in range(spec.encoder_layers))
         self.encoder_norm = nn.LayerNorm(spec.width)
         self.cross = linear(spec.width, spec.width, blocks=2 * spec.decoder_layers)  # keys and values of all layers
-        self.decoder = DecoderBlocks(spec.decoder_layers, *shape, cross=True)
+        self.decoder = DecoderBlocks(spec.decoder_layers, *spec.shape, cross=True)
 
     def start(self, batch: Batch) -> DecoderState:
         x, mask = self._sources(batch)
@@ -342,22 +338,13 @@ class TransformerModel(TransformerDecoder):
 
 
 @dataclass(frozen=True)
-class Causal(Options):
-    """A decoder-only Transformer over tokens or pixels; with classes, an embedding of the class is added to every
-    input.
+class Causal(TransformerOptions):
+    """A decoder-only Transformer over tokens or pixels, with the blocks of `Transformer`.
 
-    Its blocks are those of `Transformer`.
+    If the data has classes, an embedding of the class is added to every input.
     """
 
-    width: Count = 256  # width of embeddings and hidden states
-    heads: Count = 4  # attention heads
     layers: Count = 4  # number of blocks
-    feedforward: Count = 1024  # hidden units of the feed-forward part
-    dropout: Fraction = 0.1  # share of units dropped in training
-    tie: bool = True  # share the embedding with the output projection
-
-    def check(self) -> None:
-        check_heads(self.width, self.heads)
 
     def build(self, sizes: Sizes) -> "CausalModel":
         if sizes.source is not None or sizes.image is not None:
@@ -375,7 +362,7 @@ class CausalModel(TransformerDecoder):
         super().__init__(sizes.target, spec.width, tie=spec.tie)
         self.spec = spec
         self.classes = None if sizes.classes is None else nn.Embedding(sizes.classes, spec.width)
-        self.decoder = DecoderBlocks(spec.layers, spec.width, spec.heads, spec.feedforward, spec.dropout, cross=False)
+        self.decoder = DecoderBlocks(spec.layers, *spec.shape, cross=False)
 
     def start(self, batch: Batch) -> DecoderState:
         return DecoderState(None, TransformerShared(class_vector=class_vectors(self.classes, batch)))
