@@ -28,8 +28,8 @@ def main() -> None:
     def score(some: list[str]) -> list[float]:
         sentences = [reader.read(line) for line in some]
         batch = reader.collate(sentences)
-        words = None if asked["masking"] == "single" else reader.word_numbers(sentences, batch)
-        found = pseudo_log_likelihood(reader.model, batch, words, asked["masking"])
+        words = None if asked["masking"] == "single" else reader.words(sentences, batch)
+        found = pseudo_log_likelihood(reader.model, batch, words)
         return found.double().sum(dim=1).tolist()
 
     scores = [value for start in (0, size) for value in score(lines[start : start + size])]

@@ -237,7 +237,7 @@ def score(
     from unforced.chains.scoring import score_lines
 
     lines = (sentence.encode() for sentence in sentences)
-    return list(score_lines(open_model(model, checkpoint), lines, "left_to_right" if whole_words else "single"))
+    return list(score_lines(open_model(model, checkpoint), lines, whole_words=whole_words))
 
 
 def sample(

@@ -63,8 +63,8 @@ def test_lines_are_scored_like_single_sentences(name: str, later: bool, root: Pa
     for line, row in zip(LINES[name], found):
         sentence = reader.read(line)
         batch = reader.collate([sentence])
-        words = reader.word_numbers([sentence], batch) if later else None
-        scores = token_scores(reader.model, batch, words, "left_to_right" if later else "single", reader.over)
+        words = reader.words([sentence], batch) if later else None
+        scores = token_scores(reader.model, batch, words, reader.over)
         log_probs = scores.log_probs[energies.variables(batch)].tolist()
         assert row["energy_raw"] == pytest.approx(float(scores.energy("raw")), abs=1e-4)
         assert row["energy_local"] == pytest.approx(float(scores.energy("local")), abs=1e-4)

@@ -97,17 +97,6 @@ def test_scores_at_blocks() -> None:
             torch.testing.assert_close(found[n, p], scores[t])
 
 
-@EACH_MODEL
-def test_where_restricts_the_terms(name: str) -> None:
-    model, batch = model_and_batch(name, ROWS)
-    tokens = rows_of(batch, 2, 6)
-    where = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(1)) < 0.5
-    whole = energies.terms(model, batch, tokens)
-    part = energies.terms(model, batch, tokens, where=where)
-    torch.testing.assert_close(part, torch.where(where, whole, 0.0), rtol=0, atol=1e-10)
-    assert not energies.terms(model, batch, tokens, where=torch.zeros_like(where)).any()
-
-
 @pytest.mark.parametrize("model", [WithFeatures(6), WithFeaturesAt(6)])
 def test_features_save_projections(model: InParts) -> None:
     batch = ended(ROWS, SOURCES)

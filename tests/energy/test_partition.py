@@ -149,13 +149,13 @@ def test_probabilities_sum_to_one() -> None:
 
 def test_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    original = partition._sum_space
+    original = partition.factored_terms
 
-    def counted(model: Any, one: Batch, space: Any, *rest: Any) -> float:
-        sizes.append(space.size)
-        return original(model, one, space, *rest)
+    def counted(model: Any, choices: Any, *rest: Any) -> Any:
+        sizes.append(math.prod(map(len, choices)))
+        return original(model, choices, *rest)
 
-    monkeypatch.setattr(partition, "_sum_space", counted)
+    monkeypatch.setattr(partition, "factored_terms", counted)
     model, batch, cache = field(3), ended(2, 3, 2, 2), {}
     first, second = (log_partition(model, batch, cache=cache) for _ in range(2))
     assert sorted(sizes) == [9, 27]

@@ -8,20 +8,20 @@ import torch
 from energy_cases import MODELS, alone, ended, free_of, kept_of, model_and_batch, plain_energy, plain_scores
 from torch import Tensor
 
-from unforced.energy.pseudo_log_likelihood import WordBlocks, pseudo_log_likelihood, token_scores
+from unforced.energy.pseudo_log_likelihood import Words, pseudo_log_likelihood, token_scores
 from unforced.errors import InputError
 from unforced.types import Batch
 
 ROWS = [[4, 3, 5, 5, 3], [5], [3, 4, 4, 5], [4, 4]]
-WORDS = [[0, 0, 1, 1, 1], [0], [0, 1, 1, 2], [0, 1]]  # which of a row's tokens make up a word
+WORDS = [[0, 0, 1, 1, 1], [0], [0, 1, 1, 2], [0, 1]]  # the number of each token's word
 
 
-def numbers(batch: Batch) -> Tensor:
-    """[B,T] numbers of words; −1 for the end symbol and padding."""
+def words_of(batch: Batch, masking: str) -> Words | None:
+    """The words of a batch; the end symbol and padding belong to none."""
     rows = torch.full(batch.gold.shape, -1)
     for row, words in zip(rows, WORDS):
         row[: len(words)] = torch.tensor(words)
-    return rows
+    return None if masking == "single" else Words(rows, left_to_right=masking == "left_to_right")
 
 
 def plain_log_probs(model: Any, batch: Batch, b: int, masking: str, over: str) -> list[float]:
@@ -57,8 +57,9 @@ QUICK = CASES[2:36:5]  # every model and masking
 )
 def test_scores_equal_one_forward_pass_each(name: str, masking: Any, over: Any, tokens: int) -> None:
     model, batch = model_and_batch(name, ROWS, dropout=0.3)
-    found = token_scores(model, batch, numbers(batch), masking, over, tokens)
-    alone_ = pseudo_log_likelihood(model, batch, numbers(batch), masking, over, tokens)
+    words = words_of(batch, masking)
+    found = token_scores(model, batch, words, over, tokens)
+    alone_ = pseudo_log_likelihood(model, batch, words, over, tokens)
     torch.testing.assert_close(alone_, found.log_probs, rtol=0, atol=1e-12)
     for b in range(len(batch)):
         expected = plain_log_probs(model, batch, b, masking, over)
@@ -83,10 +84,10 @@ def test_masking_whole_words_hides_the_pieces_of_a_word() -> None:
             return 20 * near.clamp(max=1)
 
     batch = ended([[5, 5, 5], [3, 3, 3]])
-    words = torch.tensor([[0, 0, 0, -1]]).expand(2, 4)
+    numbers = torch.tensor([[0, 0, 0, -1]]).expand(2, 4)
     plain = pseudo_log_likelihood(Copies(), batch).sum(dim=1)
-    left_to_right = pseudo_log_likelihood(Copies(), batch, words, "left_to_right").sum(dim=1)
-    whole = pseudo_log_likelihood(Copies(), batch, words, "whole").sum(dim=1)
+    left_to_right = pseudo_log_likelihood(Copies(), batch, Words(numbers)).sum(dim=1)
+    whole = pseudo_log_likelihood(Copies(), batch, Words(numbers, left_to_right=False)).sum(dim=1)
     assert bool((plain > -3).all())
     assert bool((left_to_right < plain - 1).all())
     assert bool((whole < left_to_right - 1).all())
@@ -95,7 +96,7 @@ def test_masking_whole_words_hides_the_pieces_of_a_word() -> None:
 def test_micro_batches_are_bounded_by_tokens() -> None:
     model, batch = model_and_batch("table", ROWS, dropout=0.3)
     model.seen.clear()
-    token_scores(model, batch, numbers(batch), "whole", tokens=12)
+    token_scores(model, batch, words_of(batch, "whole"), tokens=12)
     assert max(rows * size for rows, size in model.seen) <= 12
     assert all(size <= 6 for _, size in model.seen)
     assert {size for _, size in model.seen} == {3, 5, 6}  # short sentences aren't padded to the longest
@@ -104,28 +105,22 @@ def test_micro_batches_are_bounded_by_tokens() -> None:
 @pytest.mark.parametrize("left_to_right", [True, False])
 def test_positions_masked_in_blocks(left_to_right: bool) -> None:
     rng = torch.Generator().manual_seed(1)
-    words = torch.randint(-1, 4, (6, 9), generator=rng)
+    words = Words(torch.randint(-1, 4, (6, 9), generator=rng), left_to_right)
     free = torch.rand(6, 9, generator=rng) < 0.7
-    found = WordBlocks(free, words, left_to_right)
     row, position = free.nonzero(as_tuple=True)
-    assert torch.equal(found.several()[free], found.masks(row, position.unsqueeze(1), 9).sum(dim=1) > 1)
-    assert not found.several()[~free].any()
+    masked = words.masks(free, row, position.unsqueeze(1), 9)
+    assert torch.equal(words.several(free)[free], masked.sum(dim=1) > 1)
+    assert not words.several(free)[~free].any()
 
 
-def test_empty_targets_and_invalid_input() -> None:
+def test_invalid_input() -> None:
     model, batch = model_and_batch("table", ROWS, dropout=0.3)
-    with pytest.raises(InputError, match="needs the words that tokens belong to"):
-        token_scores(model, batch, None, "whole")
-    with pytest.raises(InputError, match="masking must be one of single, left_to_right, whole, got 'words'"):
-        token_scores(model, batch, None, "words")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="over must be one of all, allowed, got 'some'"):
         token_scores(model, batch, over="some")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="scoring needs a model with scores"):
         token_scores(object(), batch)
-    empty = ended([[]], [[1]])
-    found = token_scores(model, empty)
-    assert found.pseudo_log_likelihood.tolist() == [0.0]
-    assert found.energy("raw").tolist() == [0.0]
+    with pytest.raises(InputError, match="no token to score"):
+        token_scores(model, ended([[]], [[1]]))
 
 
 def bare_models() -> dict[str, Callable[[], Any]]:

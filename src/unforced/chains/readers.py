@@ -12,7 +12,7 @@ from torch import Tensor
 
 from unforced.energy import energies
 from unforced.energy.mask_predict import output_lengths
-from unforced.energy.pseudo_log_likelihood import Over
+from unforced.energy.pseudo_log_likelihood import Over, Words
 from unforced.errors import InputError
 from unforced.huggingface.batches import make_batch
 from unforced.huggingface.masked import WrappedMasked
@@ -86,15 +86,15 @@ class Reader:
         with torch.no_grad():
             return energies.canvas(batch, output_lengths(self.model, batch, "sampling").squeeze(1))
 
-    def word_numbers(self, sentences: Sequence[Sentence], batch: Batch) -> Tensor:
-        """Return the number of each token's word, −1 for none: [B,T]."""
+    def words(self, sentences: Sequence[Sentence], batch: Batch) -> Words:
+        """Return which tokens of a batch of sentences belong to one word."""
         rows = torch.full(batch.gold.shape, -1, dtype=torch.long)
         for row, sentence in zip(rows, sentences):
             if sentence.words is None:
                 raise InputError(f"{self.name}: its tokenizer does not know which tokens form a word")
             numbers = [-1 if word is None else word for word in sentence.words]
             row[: len(numbers)] = torch.tensor(numbers, dtype=torch.long)
-        return rows.to(batch.gold.device)
+        return Words(rows.to(batch.gold.device))
 
 
 def open_model(path: str | Path, checkpoint: str = "best") -> Reader:

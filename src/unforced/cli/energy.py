@@ -50,8 +50,8 @@ def score(
     from unforced.chains.scoring import score_lines
 
     kinds: tuple[Literal["raw", "local"], ...] = ("raw", "local") if energy is None else (energy,)
-    masking: Literal["left_to_right", "single"] = "left_to_right" if whole_words else "single"
-    for found in score_lines(open_model(model, checkpoint), sys.stdin.buffer, masking, batch):
+    reader = open_model(model, checkpoint)
+    for found in score_lines(reader, sys.stdin.buffer, whole_words=whole_words, size=batch):
         values = {f"energy_{kind}": found.energy(kind) for kind in kinds}
         values["pseudo_log_likelihood"] = found.pseudo_log_likelihood
         if json_:

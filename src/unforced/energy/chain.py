@@ -27,9 +27,6 @@ class Chain(Options):
 
     Outputs have the most probable length under the model, or the length in the batch if there is no end symbol.
     ``log_probs`` and ``scores`` are −E, without log Z.
-
-    >>> Chain(sweeps=5).kernel.energy
-    'local'
     """
 
     kernel: Sampler = field(default_factory=MetropolisHastings)  # the sampler

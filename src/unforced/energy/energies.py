@@ -94,15 +94,12 @@ def energy(model: Any, batch: Batch, tokens: Tensor, kind: Kind = "local", rows:
     return -terms(model, batch, tokens, kind, rows).sum(dim=1)
 
 
-def terms(
-    model: Any, batch: Batch, tokens: Tensor, kind: Kind = "local", rows: int = COPIES, where: Tensor | None = None
-) -> Tensor:
+def terms(model: Any, batch: Batch, tokens: Tensor, kind: Kind = "local", rows: int = COPIES) -> Tensor:
     """Return the summands of −E at each position of tokens [R,T]: [R,T].
 
-    They are 0 where there is no variable, and −inf for tokens that are not allowed. A mask ``where`` [R,T] restricts
-    the computation to some variables; the others are 0. Gradients flow.
+    They are 0 where there is no variable, and −inf for tokens that are not allowed. Gradients flow.
     """
-    return terms_and_features(model, batch, example_of_row(batch, tokens), tokens, kind, rows, where).values
+    return terms_and_features(model, batch, example_of_row(batch, tokens), tokens, kind, rows).values
 
 
 def terms_and_features(
@@ -118,22 +115,17 @@ def terms_and_features(
 ) -> Terms:
     """Compute `terms` of rows [N,T] in any order, where row n belongs to example ``example[n]``.
 
-    With ``keep_features`` the features are returned too, 0 where no term was computed.
+    A mask ``where`` [N,T] restricts the computation to some variables; the others are 0.
     """
     check_value("kind", Kind, kind)
     wanted = variables(batch)[example]
-    wanted = wanted if where is None else wanted & where
+    if where is not None:
+        wanted = wanted & where
     measure = partial(token_terms, kind=kind, symbols=batch.symbols)
     batching = partial(even_batches, rows=rows)
-    values, features = measure_positions(
-        model, batch, example, tokens, wanted, measure, batching, keep_features=keep_features
+    return Terms(
+        *measure_positions(model, batch, example, tokens, wanted, measure, batching, keep_features=keep_features)
     )
-    return Terms(values, no_features(tokens) if features is None else features)
-
-
-def no_features(tokens: Tensor) -> Tensor:
-    """Return an empty tensor [N,T,0] for tokens [N,T]."""
-    return torch.zeros(*tokens.shape, 0, device=tokens.device)
 
 
 def token_terms(scores: Tensor, tokens: Tensor, kind: Kind, symbols: Symbols) -> Tensor:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unforced.energy import energies
+from unforced.energy import energies, masked_copies
 from unforced.energy.energies import Kind, Terms
 from unforced.energy.samplers import Proposals, Turn, Walk
 from unforced.types import Batch, ChainInfo, ChainState, Kernel
@@ -36,7 +36,7 @@ class GibbsWalk(Walk):
         terms = torch.full(tokens.shape, torch.nan, device=tokens.device)
         if self.options.energy is not None:
             terms = energies.terms(self.model, self.batch, tokens, self.options.energy, self.options.rows)
-        return Terms(terms, energies.no_features(tokens))
+        return Terms(terms, masked_copies.no_features(tokens))
 
     def move(self, state: ChainState, turn: Turn) -> tuple[ChainState, ChainInfo]:
         return self.accept_all(state, turn)

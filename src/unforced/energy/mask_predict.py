@@ -102,9 +102,6 @@ class MaskPredict(Options):
 
     The best output has the highest mean log-probability of its tokens. ``log_probs`` is their sum without the end
     symbol, whose position is given. Without an end symbol outputs have the length in the batch.
-
-    >>> MaskPredict(iterations=4).lengths
-    1
     """
 
     iterations: Count = 10  # number of passes over each output
@@ -116,7 +113,8 @@ class MaskPredict(Options):
         with evaluation_mode(model):
             batch = masked_copies.encode_sources(model, batch)
             lengths = output_lengths(model, batch, "mask_predict", self.lengths)  # [B,N]
-            room = energies.canvas(masked_copies.repeat_examples(batch, lengths.shape[1]), lengths.flatten())
+            tries = torch.arange(len(batch), device=lengths.device).repeat_interleave(lengths.shape[1])
+            room = energies.canvas(batch.select(tries), lengths.flatten())
             filled = fill(model, room, self.iterations, self.rows)
         log_probs = filled.log_probs.sum(dim=1)
         scores = (log_probs / lengths.flatten().clamp(min=1)).view_as(lengths)

@@ -1,8 +1,7 @@
-"""Scores of masked positions: copies of sequences with different positions masked, run in micro-batches of similar
-length.
+"""Scores of masked positions, from copies of sequences in which different positions are masked.
 
-Optional methods of a model (``unforced.protocols``: `SupportsFeatures`, `SupportsFeaturesAt`, `SupportsConditionals`,
-`SupportsEncoding`) save work and do not change the results.
+Copies run in micro-batches of similar length. Optional methods of a model (``unforced.protocols``: `SupportsFeatures`,
+`SupportsFeaturesAt`, `SupportsConditionals`, `SupportsEncoding`) save work and do not change the results.
 
 Shapes: B examples with K rows each, R = B·K rows with the K rows of an example adjacent, T positions, V tokens.
 """
@@ -34,13 +33,6 @@ def encode_sources(model: Any, batch: Batch) -> Batch:
 def example_of_row(batch: Batch, tokens: Tensor) -> Tensor:
     """Return the number of the example that each row belongs to: [R]."""
     return torch.arange(len(tokens), device=tokens.device) // max(1, rows_per_example(batch, tokens))
-
-
-def repeat_examples(batch: Batch, k: int) -> Batch:
-    """Repeat each example k times, copies adjacent."""
-    if k == 1:
-        return batch
-    return batch.select(torch.arange(len(batch), device=batch.gold.device).repeat_interleave(k))
 
 
 # ---- scores ----
@@ -123,8 +115,6 @@ def score_positions(
     The position alone is masked unless ``masks`` is passed.
     """
     row, position = where.nonzero(as_tuple=True)
-    if not len(row):
-        return
     if masks is not None or not isinstance(model, SupportsConditionals):
         for part in score_copies(model, batch, example, tokens, row, position.unsqueeze(1), batching, masks):
             features = None if part.features is None else part.features.squeeze(1)
@@ -153,11 +143,10 @@ def measure_positions(
     masks: Masks | None = None,
     *,
     keep_features: bool = False,
-) -> tuple[Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor]:
     """Apply ``measure`` to the scores of the tokens in the mask ``where`` [R,T]; see `score_positions`.
 
-    Return the values [R,T,...], 0 outside the mask, and with ``keep_features`` the features [R,T,H] if the model has
-    any.
+    Return the values [R,T,...] and the features [R,T,H], both 0 outside the mask. H is 0 if they are not kept.
     """
     row, position = where.nonzero(as_tuple=True)
     numbers, values, features = [], [], []
@@ -167,7 +156,7 @@ def measure_positions(
         if keep_features and part.features is not None:
             features.append(part.features)
     if not numbers:
-        return torch.zeros(where.shape, device=where.device), None
+        return torch.zeros(where.shape, device=where.device), no_features(tokens)
     order = torch.cat(numbers)
     places = row[order], position[order]
 
@@ -175,7 +164,12 @@ def measure_positions(
         flat = torch.cat(parts)
         return flat.new_zeros(*where.shape, *flat.shape[1:]).index_put(places, flat)
 
-    return place(values), place(features) if features else None
+    return place(values), place(features) if features else no_features(tokens)
+
+
+def no_features(tokens: Tensor) -> Tensor:
+    """Return an empty tensor [R,T,0] for tokens [R,T]."""
+    return torch.zeros(*tokens.shape, 0, device=tokens.device)
 
 
 # ---- micro-batches ----

@@ -1,5 +1,4 @@
-"""Exact log Z and exact conditionals of energy models, by enumeration of all sequences with the variables of an
-example.
+"""Exact log Z and exact conditionals of energies, by enumeration of the sequences that an example can have.
 
     log Z = log Σ_y exp(−E(y)),    −log p(y) = E(y) + log Z
 
@@ -9,7 +8,7 @@ constant memory. Models whose score depends on a left and a right context (`Supp
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -50,33 +49,45 @@ def log_partition(
     check_value("kind", Kind, kind)
     cache = {} if cache is None else cache
     ids = allowed_ids(model, batch)
-    spaces = spaces_of(batch, ids)
     values = torch.zeros(len(batch), dtype=torch.float64, device=batch.gold.device)
-    for group in equal_spaces(batch, spaces):
-        space, one = spaces[group[0]], batch.select(torch.tensor(group[:1], device=batch.gold.device))
-        value = cache.get(space.key) if batch.source is None else None
-        if value is None:
-            with evaluation_mode(model):
-                value = _sum_space(model, one, space, ids, kind, rows, most, cells)
-        if batch.source is None:
-            cache[space.key] = value
-        values[group] = value
+    with evaluation_mode(model):
+        for examples, space, one in equal_spaces(batch, ids):
+            value = cache.get(space.key) if batch.source is None else None
+            if value is None:
+                if shares_contexts(model, one):
+                    parts = factored_terms(model, space.choices, space.variable, ids, kind, cells)
+                else:
+                    parts = _negative_energies(model, one, space, kind, rows, most)
+                value = log_sum_exp(parts)
+            if batch.source is None:
+                cache[space.key] = value
+            values[examples] = value
     return values
 
 
-def _sum_space(
-    model: Any, one: Batch, space: "Space", ids: Tensor, kind: Kind, rows: int, most: int, cells: int
-) -> float:
-    total = LogSum()
-    if shares_contexts(model, one):
-        for part in factored_terms(model, space.choices, space.variable, ids, kind, cells):
-            total.add(part)
-        return total.value
+def _negative_energies(model: Any, one: Batch, space: "Space", kind: Kind, rows: int, most: int) -> Iterator[Tensor]:
     _check_size(space, most)
     for start in range(0, space.size, rows):
         tokens = space.sequences(start, min(start + rows, space.size), one)
-        total.add(-energies.energy(model, one, tokens, kind, rows))
-    return total.value
+        yield -energies.energy(model, one, tokens, kind, rows)
+
+
+def log_sum_exp(parts: Iterable[Tensor]) -> float:
+    """Return log Σ exp of numbers that come in parts, summed in float64; the parts are overwritten.
+
+    >>> round(log_sum_exp([torch.tensor([1.0, 2.0]), torch.tensor([3.0])]), 4)
+    3.4076
+    """
+    highest, total = -math.inf, 0.0
+    for values in parts:
+        peak = float(values.max())
+        if peak == -math.inf:
+            continue
+        if peak > highest:
+            total *= math.exp(highest - peak)
+            highest = peak
+        total += float(values.sub_(highest).exp_().sum(dtype=torch.float64))
+    return highest + math.log(total) if total else -math.inf
 
 
 def log_partition_with_gradient(
@@ -88,10 +99,8 @@ def log_partition_with_gradient(
     """
     batch = masked_copies.encode_sources(model, batch)
     ids = allowed_ids(model, batch)
-    spaces = spaces_of(batch, ids)
     values, where = [], []
-    for group in equal_spaces(batch, spaces):
-        space, one = spaces[group[0]], batch.select(torch.tensor(group[:1], device=batch.gold.device))
+    for examples, space, one in equal_spaces(batch, ids):
         _check_size(space, most)
         if shares_contexts(model, batch):
             each = factored_energies(model, space.choices, space.variable, ids, kind)
@@ -102,38 +111,10 @@ def log_partition_with_gradient(
                 return torch.zeros_like(tokens[:, 0]), tokens
 
             each = energies_in_parts(model, one, space.size, sequences, kind, rows)
-        values.append(torch.logsumexp(-each, dim=0).expand(len(group)))
-        where += group
+        values.append(torch.logsumexp(-each, dim=0).expand(len(examples)))
+        where += examples
     order = torch.tensor(where, device=batch.gold.device).argsort()
     return torch.cat(values).index_select(0, order)
-
-
-class LogSum:
-    """log Σ exp of numbers that come in parts, summed in float64.
-
-    >>> total = LogSum()
-    >>> total.add(torch.tensor([1.0, 2.0]))
-    >>> total.add(torch.tensor([3.0]))
-    >>> round(total.value, 4)
-    3.4076
-    """
-
-    def __init__(self) -> None:
-        self.peak, self.sum = -math.inf, 0.0
-
-    def add(self, values: Tensor) -> None:
-        """Add exp of the values, which are overwritten."""
-        peak = float(values.max())
-        if peak == -math.inf:
-            return
-        if peak > self.peak:
-            self.sum *= math.exp(self.peak - peak)
-            self.peak = peak
-        self.sum += float(values.sub_(self.peak).exp_().sum(dtype=torch.float64))
-
-    @property
-    def value(self) -> float:
-        return self.peak + math.log(self.sum) if self.sum else -math.inf
 
 
 # ---- spaces: the sequences to sum over ----
@@ -165,16 +146,24 @@ class Space(NamedTuple):
         return torch.nn.functional.pad(torch.stack(columns[::-1], dim=1), (0, padding), value=one.symbols.pad)
 
 
-def spaces_of(batch: Batch, ids: Tensor) -> list[Space]:
-    """Return the space of each example, in which variables take the ``ids`` and other positions keep their token."""
+def equal_spaces(batch: Batch, ids: Tensor) -> list[tuple[list[int], Space, Batch]]:
+    """Group the examples that have the same log Z: return their numbers, their space, and one of them as a batch.
+
+    In a space, variables take the ``ids`` and other positions keep their token. With sources each example is a group.
+    """
     if not bool(batch.mask.any(dim=1).all()):
         raise InputError("log Z needs the length of each example, but an example has no positions")
-    spaces = []
-    for gold, variable, size in zip(batch.gold, energies.variables(batch), masked_copies.extents(batch).tolist()):
+    groups: dict[Any, tuple[list[int], Space, Batch]] = {}
+    variables, sizes = energies.variables(batch), masked_copies.extents(batch).tolist()
+    for b, (gold, variable, size) in enumerate(zip(batch.gold, variables, sizes)):
         flags = variable[:size].tolist()
         choices = tuple(ids if flag else gold[t : t + 1] for t, flag in enumerate(flags))
-        spaces.append(Space(choices, tuple(flags)))
-    return spaces
+        space = Space(choices, tuple(flags))
+        key = space.key if batch.source is None else b
+        if key not in groups:
+            groups[key] = [], space, batch.select(torch.tensor([b], device=batch.gold.device))
+        groups[key][0].append(b)
+    return list(groups.values())
 
 
 def allowed_ids(model: Any, batch: Batch) -> Tensor:
@@ -186,16 +175,6 @@ def allowed_ids(model: Any, batch: Batch) -> Tensor:
     if not len(ids):
         raise InputError("the vocabulary has no allowed tokens, so there are no sequences to sum over")
     return ids
-
-
-def equal_spaces(batch: Batch, spaces: Sequence[Space]) -> list[list[int]]:
-    """Group the examples that have the same log Z: those with equal spaces if there is no source."""
-    if batch.source is not None:
-        return [[b] for b in range(len(batch))]
-    groups: dict[tuple[int, ...], list[int]] = {}
-    for b, space in enumerate(spaces):
-        groups.setdefault(space.key, []).append(b)
-    return list(groups.values())
 
 
 def _check_size(space: Space, most: int) -> None:
@@ -213,8 +192,7 @@ Sequences = Callable[[int, int], tuple[Tensor, Tensor]]  # start, stop -> exampl
 def energies_in_parts(
     model: Any, batch: Batch, count: int, sequences: Sequences, kind: Kind = "raw", rows: int = ROWS
 ) -> Tensor:
-    """Return E of ``count`` sequences, [count]. At most ``rows`` masked copies exist at a time, also in the backward
-    pass.
+    """Return E of ``count`` sequences: [count]. Backward too, at most ``rows`` masked copies exist at a time.
 
     ``sequences(start, stop)`` returns the tokens of some sequences and the number of the example of each.
     """
@@ -275,18 +253,16 @@ def _from_tables(model: Any, batch: Batch, where: Tensor, ids: Tensor, kind: Kin
     """Look the same energies up among those of all sequences; None if that is more work."""
     if not shares_contexts(model, batch):
         return None
-    spaces = spaces_of(batch, ids)
-    groups = equal_spaces(batch, spaces)
-    if sum(spaces[group[0]].size for group in groups) > WORTH * int(where.sum()) * len(ids):
+    groups = equal_spaces(batch, ids)
+    if sum(space.size for _, space, _ in groups) > WORTH * int(where.sum()) * len(ids):
         return None
     values, places = [], []
-    for group in groups:
-        space = spaces[group[0]]
+    for examples, space, _ in groups:
         table = factored_energies(model, space.choices, space.variable, ids, kind)
         strides = [math.prod(map(len, space.choices[t + 1 :])) for t in range(len(space.choices))]
         stride = torch.tensor(strides, device=ids.device)
         here = torch.zeros_like(where)
-        here[group] = where[group]
+        here[examples] = where[examples]
         example, position = here.nonzero(as_tuple=True)
         variable = torch.tensor(space.variable, device=ids.device)
         digits = torch.searchsorted(ids, batch.gold[:, : len(strides)].contiguous()) * variable  # [B,L]

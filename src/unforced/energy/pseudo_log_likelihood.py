@@ -1,6 +1,6 @@
 """Pseudo-log-likelihoods of sequences: Σ_t log p(y_t | y\\t) by the softmax of a masked model (Salazar et al. 2020).
 
-A token can be masked alone or together with other tokens of its word.
+A token is masked alone, or together with other tokens of its word.
 """
 
 from functools import partial
@@ -18,9 +18,45 @@ from unforced.options import check_value
 from unforced.protocols import require
 from unforced.types import Batch, Symbols
 
-Masking = Literal["single", "left_to_right", "whole"]
 Over = Literal["all", "allowed"]
 TOKENS = 4096  # tokens of masked copies in a micro-batch
+
+
+class Words(NamedTuple):
+    """Which tokens are masked together because they belong to one word."""
+
+    numbers: Tensor  # [B,T] long, the number of each token's word; −1 for none
+    left_to_right: bool = True  # mask a token with all later tokens of its word, else with all of them
+
+    def several(self, free: Tensor) -> Tensor:
+        """Return which of the variables ``free`` [B,T] are not masked alone: [B,T] bool."""
+        inside = free & (self.numbers >= 0)
+        word, rows = torch.where(inside, self.numbers, 0), len(self.numbers)
+        columns = torch.arange(word.shape[1], device=word.device).expand_as(word)
+
+        def extreme(start: int, how: str) -> Tensor:
+            """Return the first or last column of each token's word: [B,T]."""
+            found = word.new_full((rows, int(word.max()) + 1), start)
+            return found.scatter_reduce(1, word, torch.where(inside, columns, start), how).gather(1, word)
+
+        first = columns if self.left_to_right else extreme(word.shape[1], "amin")
+        return inside & (first < extreme(-1, "amax"))
+
+    def masks(self, free: Tensor, row: Tensor, positions: Tensor, size: int) -> Tensor:
+        """Return what is masked while token ``positions[n,0]`` of ``row[n]`` is scored: [n,size] bool.
+
+        >>> free = torch.tensor([[True, True, True]])
+        >>> rows, positions = torch.tensor([0, 0, 0]), torch.tensor([[0], [1], [2]])
+        >>> Words(torch.tensor([[0, 0, 1]])).masks(free, rows, positions, 3).int()
+        tensor([[1, 1, 0],
+                [0, 1, 0],
+                [0, 0, 1]], dtype=torch.int32)
+        """
+        word, columns = self.numbers[row].gather(1, positions), torch.arange(size, device=row.device)
+        same = (self.numbers[row, :size] == word) & (word >= 0) & free[row, :size]
+        if self.left_to_right:
+            same = same & (columns >= positions)
+        return same | (columns == positions)
 
 
 class TokenScores(NamedTuple):
@@ -41,113 +77,43 @@ class TokenScores(NamedTuple):
 
 
 def token_scores(
-    model: Any,
-    batch: Batch,
-    words: Tensor | None = None,
-    masking: Masking = "single",
-    over: Over = "all",
-    tokens: int = TOKENS,
+    model: Any, batch: Batch, words: Words | None = None, over: Over = "all", tokens: int = TOKENS
 ) -> TokenScores:
     """Compute both energies and the pseudo-log-likelihood of the targets, token by token.
 
-    Energies always mask single tokens. Probabilities are over all tokens or the ``allowed`` ones, with ``masking``:
-
-    - "single": each token alone.
-    - "left_to_right": a token with all later tokens of its word (PLL-word-l2r of Kauf and Ivanova 2023).
-    - "whole": all tokens of a word together (PLL-whole-word). Tokens of a word otherwise predict each other.
-
-    ``words`` [B,T] numbers the word of each token, −1 for none. A micro-batch has at most ``tokens`` tokens, or one
-    copy.
+    Energies always mask single tokens. The pseudo-log-likelihood masks the ``words`` if there are any, because tokens
+    of a word predict each other. Its probabilities are over all tokens or the ``allowed`` ones. A micro-batch has at
+    most ``tokens`` tokens, or one copy.
     """
-    blocks = _word_blocks(model, batch, words, masking)
     where, log_prob = variables(batch), _log_prob(over, batch.symbols)
     if not bool(where.any()):
-        zeros = torch.zeros(where.shape, device=where.device)
-        return TokenScores(zeros, zeros, zeros)
+        raise InputError("there is no token to score: all tokens of the batch are special tokens")
 
     def measure(scores: Tensor, gold: Tensor) -> Tensor:
         raw, local = (token_terms(scores, gold, kind, batch.symbols) for kind in KINDS)
         return torch.stack([raw, local, local if over == "allowed" else log_prob(scores, gold)], dim=1)
 
-    with evaluation_mode(model):
-        raw, local, log_probs = _measure(model, batch, where, None, measure, tokens).unbind(dim=2)
-        if blocks is not None:
-            again = blocks.several()
-            log_probs = torch.where(again, _measure(model, batch, again, blocks, log_prob, tokens), log_probs)
+    raw, local, log_probs = _measure(model, batch, where, None, measure, tokens).unbind(dim=2)
+    if words is not None:
+        several = words.several(where)
+        log_probs = torch.where(several, _measure(model, batch, several, words, log_prob, tokens), log_probs)
     return TokenScores(raw, local, log_probs)
 
 
 def pseudo_log_likelihood(
-    model: Any,
-    batch: Batch,
-    words: Tensor | None = None,
-    masking: Masking = "single",
-    over: Over = "all",
-    tokens: int = TOKENS,
+    model: Any, batch: Batch, words: Words | None = None, over: Over = "all", tokens: int = TOKENS
 ) -> Tensor:
-    """Return the log-probability of each target token, [B,T]: ``token_scores(…).log_probs`` without the energies."""
-    blocks = _word_blocks(model, batch, words, masking)
-    with evaluation_mode(model):
-        return _measure(model, batch, variables(batch), blocks, _log_prob(over, batch.symbols), tokens)
+    """Return ``token_scores(…).log_probs`` [B,T] in one pass, without the energies."""
+    return _measure(model, batch, variables(batch), words, _log_prob(over, batch.symbols), tokens)
 
 
-class WordBlocks(NamedTuple):
-    """Tokens that are masked together because they belong to one word."""
-
-    free: Tensor  # [B,T] bool, the variables
-    words: Tensor  # [B,T] long, the number of each token's word; −1 for none
-    left_to_right: bool  # mask only the later tokens of a word
-
-    def several(self) -> Tensor:
-        """Return the positions [B,T] (bool) that are not masked alone."""
-        inside = self.free & (self.words >= 0)
-        word, rows = torch.where(inside, self.words, 0), len(self.words)
-        columns = torch.arange(word.shape[1], device=word.device).expand_as(word)
-
-        def extreme(start: int, how: str) -> Tensor:
-            """Return the first or last column of each token's word: [B,T]."""
-            found = word.new_full((rows, int(word.max()) + 1), start)
-            return found.scatter_reduce(1, word, torch.where(inside, columns, start), how).gather(1, word)
-
-        first = columns if self.left_to_right else extreme(word.shape[1], "amin")
-        return inside & (first < extreme(-1, "amax"))
-
-    def masks(self, row: Tensor, positions: Tensor, size: int) -> Tensor:
-        """Return what is masked while token ``positions[n,0]`` of ``row[n]`` is scored: [n,size] bool.
-
-        >>> free = torch.tensor([[True, True, True]])
-        >>> rows, positions = torch.tensor([0, 0, 0]), torch.tensor([[0], [1], [2]])
-        >>> WordBlocks(free, torch.tensor([[0, 0, 1]]), left_to_right=True).masks(rows, positions, 3).int()
-        tensor([[1, 1, 0],
-                [0, 1, 0],
-                [0, 0, 1]], dtype=torch.int32)
-        """
-        word, columns = self.words[row].gather(1, positions), torch.arange(size, device=row.device)
-        same = (self.words[row, :size] == word) & (word >= 0) & self.free[row, :size]
-        if self.left_to_right:
-            same = same & (columns >= positions)
-        return same | (columns == positions)
-
-
-def _word_blocks(model: Any, batch: Batch, words: Tensor | None, masking: Masking) -> WordBlocks | None:
-    """Check the arguments; return the blocks, None if every token is masked alone."""
-    require(model, "scoring", "scores")
-    check_value("masking", Masking, masking)
-    if masking == "single":
-        return None
-    if words is None:
-        raise InputError(f'masking "{masking}" needs the words that tokens belong to')
-    return WordBlocks(variables(batch), words, masking == "left_to_right")
-
-
-def _measure(
-    model: Any, batch: Batch, where: Tensor, blocks: WordBlocks | None, measure: Measure, tokens: int
-) -> Tensor:
+def _measure(model: Any, batch: Batch, where: Tensor, words: Words | None, measure: Measure, tokens: int) -> Tensor:
     """Apply ``measure`` to the scores of the target tokens in the mask ``where`` [B,T]."""
+    require(model, "scoring", "scores")
     example, batching = torch.arange(len(batch), device=where.device), partial(token_batches, tokens=tokens)
-    masks = None if blocks is None else blocks.masks
-    values, _ = measure_positions(model, batch, example, batch.gold, where, measure, batching, masks)
-    return values
+    masks = None if words is None else partial(words.masks, variables(batch))
+    with evaluation_mode(model):
+        return measure_positions(model, batch, example, batch.gold, where, measure, batching, masks)[0]
 
 
 def _log_prob(over: Over, symbols: Symbols) -> Measure:

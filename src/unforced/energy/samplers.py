@@ -217,7 +217,7 @@ class Walk(ABC):
         state = state._replace(
             tokens=state.tokens.index_copy(0, turn.rows, proposed.tokens),
             terms=unknown,
-            features=energies.no_features(state.tokens),
+            features=masked_copies.no_features(state.tokens),
             energy=energy_of(unknown),
         )
         accepted = torch.ones_like(proposed.changed)
@@ -256,10 +256,8 @@ class Walk(ABC):
                 where = turn.rows[numbers].unsqueeze(1), turn.positions[numbers]
                 yield numbers, self.model.score(state.features[where])
             return
-        example, batching = (
-            masked_copies.example_of_row(self.batch, state.tokens),
-            partial(masked_copies.even_batches, rows=rows),
-        )
+        example = masked_copies.example_of_row(self.batch, state.tokens)
+        batching = partial(masked_copies.even_batches, rows=rows)
         for numbers, scores, _ in masked_copies.score_copies(
             self.model, self.batch, example, state.tokens, turn.rows, turn.positions, batching
         ):
