@@ -6,12 +6,10 @@ from typing import Literal
 from unforced.errors import InputError
 from unforced.options import Count, Natural, Options
 
-Start = Literal["random", "greedy", "data"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ChainOptions(Options):
-    """How many chains to run, for how long, and from where."""
+    """How many chains to run, for how long, from where, and for which examples."""
 
     chains: Count = 4
     """Chains per example."""
@@ -22,7 +20,7 @@ class ChainOptions(Options):
     burn_in: Natural | None = None
     """First sweeps that the report leaves out. By default a fifth of the sweeps, and at least all forced sweeps."""
 
-    start: Start = "greedy"
+    start: Literal["random", "greedy", "data"] = "greedy"
     """Start from random tokens, the most probable tokens (greedy), or the data. R-hat is most reliable with random."""
 
     seed: Natural = 1
@@ -37,9 +35,20 @@ class ChainOptions(Options):
     patience: Count = 5
     """Report a chain as stuck if it did not move in so many last sweeps."""
 
+    split: Literal["train", "dev", "test"] = "test"
+    """Split of the run's data, if there are no lines of input."""
+
+    examples: Count | None = None
+    """Use the first so many examples. Default: 1, or all lines of the input."""
+
+    length: Count | None = None
+    """Tokens of an output, if the data does not set it. Default: the most probable length under the model."""
+
     def check(self) -> None:
         if self.burn_in is not None and self.burn_in >= self.sweeps:
             raise InputError(f"burn_in must be below sweeps, {self.sweeps}, got {self.burn_in}")
+        if self.length is not None and self.start == "data":
+            raise InputError("start=data uses the lengths of the data: remove length, or choose another start")
 
     def burn_in_for(self, forced: int) -> int:
         """Return the sweeps that the report leaves out for a sampler with ``forced`` sweeps."""

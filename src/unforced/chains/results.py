@@ -163,9 +163,8 @@ class ChainSummary(NamedTuple):
             )
         if data["unconverged_examples"]:
             found.append(
-                f"{data['unconverged_examples']} of {data['examples']} examples have R-hat above {MAX_RHAT} or "
-                "an effective "
-                f"sample size below {MIN_ESS:.0f}: run more sweeps before using means over the samples"
+                f"{data['unconverged_examples']} of {data['examples']} examples have R-hat above {MAX_RHAT} or an "
+                f"effective sample size below {MIN_ESS:.0f}: run more sweeps before using means over the samples"
             )
         return found
 

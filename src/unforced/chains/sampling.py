@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from unforced.chains.options import ChainOptions, Start
+from unforced.chains.options import ChainOptions
 from unforced.chains.readers import Reader
 from unforced.chains.results import ChainFolder, ChainSummary, Traces, summarize_chains, trace_row
 from unforced.energy import energies
@@ -25,8 +25,7 @@ from unforced.energy.mask_predict import random_start, warm_start
 from unforced.energy.samplers import SweepInfo, sweep
 from unforced.errors import InputError
 from unforced.ops.random_streams import generator
-from unforced.options import Count, check_value
-from unforced.protocols import Sampler, Split
+from unforced.protocols import Sampler
 from unforced.tasks.files import decode_line
 from unforced.training import checkpoints
 from unforced.training.checkpoints import Checkpoint, step_name
@@ -48,19 +47,16 @@ def sample(
     options: ChainOptions,
     *,
     lines: Iterable[bytes] | None = None,
-    split: Split = "test",
-    examples: int | None = None,
-    length: int | None = None,
     resume: bool = False,
     quiet: bool = False,
 ) -> ChainSummary:
     """Run chains in the folder ``output`` and summarise them.
 
-    Outputs have the lengths of the sentences in ``lines``, or else of the first ``examples`` of a split, or ``length``
-    tokens. A model with sources reads them from the same place. Its outputs have ``length`` tokens or the most probable
-    length, or with ``start="data"`` the lengths of the targets.
+    Outputs have the lengths of the sentences in ``lines``, or else of the first ``options.examples`` of a split, or
+    ``options.length`` tokens. A model with sources reads them from the same place. Its outputs have that length or the
+    most probable one, or with ``start="data"`` the lengths of the targets.
     """
-    batch = starting_batch(reader, options.start, lines, split, examples, length)
+    batch = starting_batch(reader, options, lines)
     tokens = starting_tokens(reader, batch, options)
     free = energies.variables(batch).repeat_interleave(options.chains, dim=0).cpu()
     facts = {
@@ -91,7 +87,7 @@ def sample(
         except SystemExit:
             display.say("interrupted; the chains are saved")
             raise
-    answers = reader.answers(split, len(batch)) if lines is None else None
+    answers = reader.answers(options.split, len(batch)) if lines is None else None
     return summarize_chains(Path(output), traces, options, sampler, answers, reader.metrics())
 
 
@@ -113,14 +109,10 @@ def read_source(source: str | Path | Iterable[str] | None) -> list[bytes] | None
         raise InputError(f"{source}: cannot be read: {error.strerror or error}") from None
 
 
-def starting_batch(
-    reader: Reader, start: Start, lines: Iterable[bytes] | None, split: Split, examples: int | None, length: int | None
-) -> Batch:
+def starting_batch(reader: Reader, options: ChainOptions, lines: Iterable[bytes] | None) -> Batch:
     """Return the examples to sample outputs for, with room for the outputs."""
-    check_value("length", Count | None, length)
-    check_value("examples", Count | None, examples)
-    if length is not None and start == "data":
-        raise InputError("start=data uses the lengths of the data: remove length, or choose another start")
+    examples, length = options.examples, options.length
+    choose_length = reader.takes_source and options.start != "data"
     if length is not None and not reader.takes_source:
         if lines is not None:
             raise InputError("the sentences set the lengths: remove length")
@@ -130,10 +122,10 @@ def starting_batch(
             )
         return reader.placeholder(length)
     if lines is None:
-        batch = reader.collate(reader.examples(split, examples or 1))
-        return batch if start == "data" or not reader.takes_source else reader.fit_lengths(batch, length)
-    if reader.takes_source and start != "data":
-        return reader.fit_lengths(reader.sources(_parse(lines, examples, lambda text: text)), length)
+        batch = reader.collate(reader.examples(options.split, examples or 1))
+        return reader.fit_lengths(batch, length) if choose_length else batch
+    if choose_length:
+        return reader.fit_lengths(reader.sources(_parse(lines, examples, str)), length)
     return reader.collate(_parse(lines, examples, reader.read))
 
 

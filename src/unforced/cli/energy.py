@@ -86,9 +86,6 @@ def sample(
     options: Annotated[KernelOptions | None, Parameter(name="*")] = None,
     chains: Annotated[ChainOptions, Parameter(name="*")] = CHAINS,
     input_: Annotated[Path | None, Parameter(name="--input", allow_leading_hyphen=True)] = None,
-    split: Literal["train", "dev", "test"] = "test",
-    examples: int | None = None,
-    length: int | None = None,
     checkpoint: str = "best",
     resume: bool = False,
     quiet: bool = False,
@@ -130,12 +127,6 @@ def sample(
     input_
         File of lines, - for standard input: sources for a model with sources (source, tab, target with --start data),
         or sentences that set the lengths. Default: a split of the run's data.
-    split
-        Split of the run's data.
-    examples
-        Use the first so many examples. Default: 1, or all lines of --input.
-    length
-        Tokens of an output, if the data does not set it.
     checkpoint
         best, last, or the name of a checkpoint of the run.
     resume
@@ -152,9 +143,6 @@ def sample(
         output,
         kernel,
         lines=input_,
-        split=split,
-        examples=examples,
-        length=length,
         checkpoint=checkpoint,
         resume=resume,
         quiet=quiet,
