@@ -19,7 +19,7 @@ from unforced.recipes import recipe as recipes
 from unforced.recipes.fields import build
 from unforced.recipes.recipe import Recipe
 from unforced.training import evaluation, trainer
-from unforced.training.loading import Loaded, OwnModel, fastest_device, load, load_with_recipe
+from unforced.training.loading import Loaded, OwnModel, fastest_device, load, read_recipe
 from unforced.training.options import Training
 from unforced.training.run_folder import RunFolder
 from unforced.types import Batch, Encoded, Example, Hypotheses
@@ -128,8 +128,8 @@ def evaluate(
     Return the scores: decoder -> metric -> score.
     """
     check_value("split", Split, split)
-    folder = RunFolder(run)
-    recipe, (network, fitted_task) = load_with_recipe(run, checkpoint, model, task, fastest_device())
+    folder, recipe = RunFolder(run), read_recipe(run)
+    network, fitted_task = load(run, checkpoint, model, task, fastest_device(), recipe)
     if decoder is not None and decoder not in recipe.decoding:
         raise InputError(f'{folder.path}: has no decoder "{decoder}"; {nearest(decoder, recipe.decoding)}')
     examples = fitted_task.task.read(split)

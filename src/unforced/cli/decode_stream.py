@@ -12,7 +12,7 @@ from unforced.recipes.fields import fields_of, pick, to_mapping
 from unforced.recipes.recipe import Recipe, merge, parse_overrides
 from unforced.registry import REGISTRY, name_of, resolve
 from unforced.tasks.files import decode_line
-from unforced.training.loading import fastest_device, load_with_recipe
+from unforced.training.loading import fastest_device, load, read_recipe
 from unforced.types import Example
 
 COPIES = ("nbest", "samples")  # fields with a decoder's number of outputs per source
@@ -36,8 +36,8 @@ def decode_lines(
     """
     if nbest < 1 or size < 1:
         raise InputError(f"{'nbest' if nbest < 1 else 'batch'} must be at least 1")
-    device = fastest_device()
-    recipe, (model, fitted) = load_with_recipe(run, checkpoint, device=device)
+    device, recipe = fastest_device(), read_recipe(run)
+    model, fitted = load(run, checkpoint, device=device, recipe=recipe)
     decoder, codec = choose_decoder(recipe, method, options, nbest), fitted.codec
 
     def outputs(waiting: list[tuple[int, Any]]) -> Iterator[str]:

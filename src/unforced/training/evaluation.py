@@ -29,7 +29,6 @@ from unforced.protocols import (
     LikelihoodOf,
     LikelihoodRow,
     MaskedModel,
-    Metric,
     ReadsGold,
     StepDecoder,
     SupportsLengths,
@@ -82,7 +81,8 @@ def evaluate(
 ) -> Evaluation:
     """Decode the examples and compute every metric of the task.
 
-    With an ``accelerator`` of several processes, each processes a part and all return the whole. ``predictions=False``
+    Targets are removed before decoding unless ``decoder.reads_gold`` is true. Random numbers depend only on the seed
+    and the number of the example, so results do not depend on the batch size or the number of processes. With an ``accelerator`` of several processes, each processes a part and all return the whole. ``predictions=False``
     skips decoding if no metric needs outputs. ``final=False`` skips metrics that are meant for final scores only.
     ``after_batch`` is called with the number of decoded examples.
     """
@@ -93,15 +93,22 @@ def evaluate(
     ]
     if not metrics:
         raise InputError(f"the task {type(fitted.task).__name__} has no metric")
-    options: dict[str, Any] = {"batch_rows": batch_rows, "accelerator": accelerator}
+    reads_gold = isinstance(decoder, ReadsGold) and decoder.reads_gold
+    inputs = examples if reads_gold else [example._replace(target=None) for example in examples]
+
+    def best(batch: Batch) -> list[tuple[list[int], float]]:
+        found = decoder(model, batch, rng=generator(batch.gold.device, seed))
+        return list(zip(found.ids(fitted.codec.symbols), found.log_probs[:, 0].tolist()))
+
+    def length(example: Encoded) -> int:
+        return source_length(example.source)
+
     began = time.perf_counter()
     decoded: list[tuple[list[int], float]] = []
     if predictions or not all(isinstance(metric, LikelihoodMetric) for metric in metrics):
         with Display(quiet or after_batch is not None) as display:
-            bar = display.bar("decoding", total=len(examples))
-            decoded = decode_examples(
-                model, fitted, examples, decoder, seed=seed, after_batch=after_batch or bar.move, **options
-            )
+            report = after_batch or display.bar("decoding", total=len(examples)).move
+            decoded = map_examples(best, model, fitted, inputs, length, batch_rows, accelerator, report)
     seconds = time.perf_counter() - began
     outputs = [fitted.codec.decode(ids) for ids, _ in decoded]
     answers = [example.answers for example in examples]
@@ -111,46 +118,15 @@ def evaluate(
         if isinstance(metric, LikelihoodMetric):
             of = metric.of if isinstance(metric, LikelihoodOf) else "exact"
             if of not in likelihoods:
-                likelihoods[of] = gold_likelihoods(model, fitted, examples, of=of, **options)
+                likelihoods[of] = gold_likelihoods(
+                    model, fitted, examples, of=of, batch_rows=batch_rows, accelerator=accelerator
+                )
             statistics = metric.likelihood_statistics(likelihoods[of])
         else:
             statistics = metric.statistics(outputs, answers)
-        scored.append(score_statistics(metric, statistics))
+        score = float(metric.score(statistics.sum(axis=0)))
+        scored.append(Scored(metric.name, score, metric.higher_is_better, metric.signature(), statistics))
     return Evaluation(outputs, [log_prob for _, log_prob in decoded], scored, seconds)
-
-
-def score_statistics(metric: Metric | LikelihoodMetric, statistics: np.ndarray) -> Scored:
-    score = float(metric.score(statistics.sum(axis=0)))
-    return Scored(metric.name, score, metric.higher_is_better, metric.signature(), statistics)
-
-
-def decode_examples(
-    model: nn.Module,
-    fitted: FittedTask,
-    examples: Sequence[Example],
-    decoder: Decoder,
-    *,
-    seed: int = 0,
-    batch_rows: int = 128,
-    accelerator: Accelerator | None = None,
-    after_batch: Callable[[int], None] | None = None,
-) -> list[tuple[list[int], float]]:
-    """Return the ids and the log-probability of the best hypothesis of each example.
-
-    Targets are removed unless ``decoder.reads_gold`` is true. Random numbers depend only on the seed and the number of
-    the example, so results do not depend on the batch size or the number of processes.
-    """
-    if not (isinstance(decoder, ReadsGold) and decoder.reads_gold):
-        examples = [example._replace(target=None) for example in examples]
-
-    def best(batch: Batch) -> list[tuple[list[int], float]]:
-        found = decoder(model, batch, rng=generator(batch.gold.device, seed))
-        return list(zip(found.ids(fitted.codec.symbols), found.log_probs[:, 0].tolist()))
-
-    def length(example: Encoded) -> int:
-        return source_length(example.source)
-
-    return map_examples(best, model, fitted, examples, length, batch_rows, accelerator, after_batch)
 
 
 def gold_likelihoods(
@@ -288,12 +264,11 @@ def write_evaluation(
         }
         for number, (example, output, log_prob) in enumerate(zip(examples, found.outputs, found.log_probs, strict=True))
     ]
+    is_options = is_dataclass(decoder) and not isinstance(decoder, type)
     scores = {
         "split": split,
         "decoder": decoder_name,
-        "options": {"name": type(decoder).__name__, **asdict(decoder)}
-        if is_dataclass(decoder) and not isinstance(decoder, type)
-        else {},
+        "options": {"name": type(decoder).__name__, **asdict(decoder)} if is_options else {},
         "seconds": found.seconds,
         "examples": len(examples),
         "metrics": {

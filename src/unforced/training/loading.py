@@ -12,8 +12,7 @@ from torch import nn
 from unforced.errors import InputError, nearest
 from unforced.protocols import Codec, FittedTask, MaskedModel, ModelSpec, SupportsReading, Task, TokenizerIds
 from unforced.recipes.recipe import Recipe
-from unforced.training import checkpoints
-from unforced.training.checkpoints import fill_model
+from unforced.training.checkpoints import load_weights
 from unforced.training.run_folder import RunFolder
 from unforced.types import Sizes
 
@@ -41,20 +40,9 @@ def load(
     ``checkpoint`` is "best", "last" or a name such as ``step-00000120``. Pass ``model`` or ``task`` if the run was
     trained with a model or a task of your own. ``recipe`` is that of the run, which is read if not given.
     """
-    return load_with_recipe(run, checkpoint, model, task, device, recipe)[1]
-
-
-def load_with_recipe(
-    run: str | Path,
-    checkpoint: str = "best",
-    model: OwnModel | None = None,
-    task: Task | None = None,
-    device: str | torch.device = "cpu",
-    recipe: Recipe | None = None,
-) -> tuple[Recipe, Loaded]:
-    """Do what `load` does, and return the recipe of the run too."""
     folder = RunFolder(run)
-    recipe = read_recipe(folder) if recipe is None else recipe
+    if recipe is None:
+        recipe = read_recipe(run)
     own = recipe.model if model is None else model
     kind = recipe.task if task is None else task
     if own is None or kind is None:
@@ -63,12 +51,11 @@ def load_with_recipe(
     try:
         codec = kind.codec(folder.codec())
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise InputError(f"{folder.path / 'codec.json'}: is damaged or from another task ({error!r})") from None
+        raise InputError(f"{folder.path / 'codec.json'}: is from another task ({error!r})") from None
     with torch.random.fork_rng(devices=[]):  # the initial weights are replaced, so no random numbers are used up
         network = build_network(own, codec)
-    path = find_checkpoint(folder, checkpoint)
-    fill_model(network, checkpoints.read_model(path), str(path))
-    return recipe, Loaded(network.to(device).eval(), FittedTask(kind, codec))
+    load_weights(network, find_checkpoint(folder, checkpoint))
+    return Loaded(network.to(device).eval(), FittedTask(kind, codec))
 
 
 def fastest_device() -> torch.device:
@@ -77,8 +64,9 @@ def fastest_device() -> torch.device:
     return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
 
 
-def read_recipe(folder: RunFolder) -> Recipe:
+def read_recipe(run: str | Path) -> Recipe:
     """Return the recipe of a run folder."""
+    folder = RunFolder(run)
     folder.info()  # raises an error for runs of other versions
     try:
         return Recipe.from_data(tomllib.loads(folder.recipe()))
@@ -103,8 +91,7 @@ def find_checkpoint(folder: RunFolder, name: str) -> Path:
 def load_frozen(folder: str, like: nn.Module) -> nn.Module:
     """Return a copy of ``like`` with the best weights of a run, in evaluation mode and without gradients."""
     frozen = copy.deepcopy(like)
-    path = RunFolder(folder).best_checkpoint()
-    fill_model(frozen, checkpoints.read_model(path), str(path))
+    load_weights(frozen, RunFolder(folder).best_checkpoint())
     return frozen.eval().requires_grad_(False)
 
 
