@@ -16,6 +16,7 @@ from unforced.training import checkpoints
 from unforced.training.checkpoints import Checkpoint, model_tensors, step_name
 from unforced.training.loading import build_network
 from unforced.training.run_folder import RunFolder
+from unforced.training.run_identity import data_facts
 
 SENTENCES = ["a cat sleeps", "the dog sleeps", "the cat sees a dog", "a dog", "the old cat sees the old dog"]
 PAIRS = [("ab", "c d"), ("ba", "d c"), ("aab", "c c d"), ("b", "d"), ("abab", "c d c d"), ("bb", "d d")]
@@ -45,7 +46,8 @@ def write_run(folder: Path, task: dict[str, Any], model: dict[str, Any], scale: 
     ).single()
     codec = recipe.task.fit(recipe.task.read("train"))
     network = random_weights(build_network(recipe.model, codec), scale)
-    RunFolder(folder).create(recipe=recipe.to_toml(), info={"seed": 1}, codec=codec.to_json())
+    info = {"seed": 1, "facts": data_facts(codec, [], network)}
+    RunFolder(folder).create(recipe=recipe.to_toml(), info=info, codec=codec.to_json())
     checkpoint = Checkpoint(model_tensors(network), {}, {}, {"step": 1})
     checkpoints.publish(folder / "checkpoints", step_name(1), checkpoint)
     return folder

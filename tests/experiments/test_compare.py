@@ -23,7 +23,7 @@ from unforced.recipes.recipe import Recipe, load
 from unforced.reports.page import write_comparison_page
 from unforced.tasks.pairs import Pairs
 from unforced.training import run_folder
-from unforced.training.run_folder import FORMAT
+from unforced.training.run_folder import FORMAT, digest
 from unforced.training.run_identity import expected_facts, training_data_fact
 
 HEAD = """
@@ -129,8 +129,10 @@ def begin(run: Planned) -> None:
     (run.folder / "recipe.toml").write_text(run.recipe.to_toml())
     train = run.recipe.task.read("train")
     codec = run.recipe.task.fit(train)
-    digest = training_data_fact([codec.encode(example) for example in train])
-    facts = expected_facts(run.recipe) | {"training data": digest}
+    facts = expected_facts(run.recipe) | {
+        "training data": training_data_fact([codec.encode(example) for example in train]),
+        "vocabulary": digest(codec.to_json()),
+    }
     info = {"format": FORMAT, "name": run.recipe.name, "variant": run.recipe.baseline, "seed": run.seed, "facts": facts}
     (run.folder / "run.json").write_text(json.dumps(info))
     (run.folder / "codec.json").write_text(json.dumps(codec.to_json()))

@@ -16,18 +16,22 @@ def snapshot(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
+CODEC = {"letters": "ab"}
+INFO = {"seed": 1, "facts": {"vocabulary": f"2 symbols {run_folder.digest(CODEC)}"}}
+
+
 def created(folder: Path) -> RunFolder:
     run = RunFolder(folder)
     with run.writing():
-        run.create(recipe="a = 1\n", info={"seed": 1}, codec={"letters": "ab"})
+        run.create(recipe="a = 1\n", info=INFO, codec=CODEC)
     return run
 
 
 def test_a_folder_is_created_and_read_back(tmp_path: Path) -> None:
     run = created(tmp_path / "deep" / "run")
     assert run.recipe() == "a = 1\n"
-    assert run.info() == {"format": FORMAT, "seed": 1}
-    assert run.codec() == {"letters": "ab"}
+    assert run.info() == {"format": FORMAT, **INFO}
+    assert run.codec() == CODEC
     assert run.events() == []
     assert run.best() is None
     assert run.finished() is None
@@ -42,6 +46,13 @@ def test_a_run_of_another_format_is_named(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text('{"seed": 1}')
     with pytest.raises(InputError, match=r"has the run folder format 1, but this version of unforced reads format \d"):
         run.facts()
+
+
+def test_a_codec_that_is_not_the_one_of_the_run_is_refused(tmp_path: Path) -> None:
+    run = created(tmp_path)
+    (tmp_path / "codec.json").write_text('{"letters": "ba"}')
+    with pytest.raises(InputError, match=r"codec\.json: is damaged \(its hash differs from run\.json\)"):
+        run.codec()
 
 
 def test_content_without_resume_is_refused_and_untouched(tmp_path: Path) -> None:

@@ -163,7 +163,9 @@ def test_a_full_disk_ends_the_run_with_the_reason_and_it_can_go_on(
         train(recipe(options=options, objective=Noisy()), folder / "full", quiet=True)
     monkeypatch.undo()
     assert not list((folder / "full").rglob(".part*"))
-    train(recipe(options=options, objective=Noisy()), folder / "full", resume=True, quiet=True)
+    saved = (folder / "full").exists()  # a run without a checkpoint is removed
+    train(recipe(options=options, objective=Noisy()), folder / "full", resume=saved, quiet=True)
+    assert saved == (call > 12)
     assert content(folder / "full") == content(folder / "whole")
 
 

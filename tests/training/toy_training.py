@@ -276,8 +276,9 @@ class Run:
             os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(self.world)}
             os.environ |= {"LOCAL_WORLD_SIZE": str(self.world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         made = recipe(options=Training(**self.options), **self.settings)
+        resume = self.folder.is_dir() and any(self.folder.iterdir())
         try:
-            train(made, self.folder, resume=True, quiet=True)
+            train(made, self.folder, resume=resume, quiet=True)
         except InputError as error:
             (self.folder.parent / f"error-{rank}").write_text(str(error))
             raise SystemExit(2) from None

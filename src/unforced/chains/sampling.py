@@ -9,7 +9,6 @@ import hashlib
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
@@ -193,7 +192,7 @@ def run_chains(
     place = ChainFolder(folder)
     keep_every, chains = options.keep_every, options.chains
     identity = {**facts, "seed": options.seed, "chains": chains, "rows": len(tokens), "keep_every": keep_every}
-    with place.writing(resume=resume), _discard_if_refused(place):
+    with place.writing(resume=resume):
         if place.exists():
             _check_unchanged(place, identity, options.sweeps)
         else:
@@ -204,18 +203,6 @@ def run_chains(
             _run(place, kernel, tokens, options, show, watch)
             replace_json(place.path / "finished.json", {"sweeps": options.sweeps})
         return place.traces()
-
-
-@contextmanager
-def _discard_if_refused(place: ChainFolder) -> Iterator[None]:
-    """Empty a new folder again if its run fails with an `InputError` before the first checkpoint."""
-    fresh = not place.exists()
-    try:
-        yield
-    except InputError:
-        if fresh and checkpoints.newest(place) is None:
-            place.discard()
-        raise
 
 
 def _check_unchanged(place: ChainFolder, identity: Mapping[str, Any], sweeps: int) -> None:

@@ -14,7 +14,19 @@ import torch
 from torch import Tensor, nn
 
 from unforced.errors import InputError
-from unforced.training.run_folder import PART, STEP, RunFolder, read_json, sync_folder, writable, write_bytes
+from unforced.training.run_folder import (
+    PART,
+    STEP,
+    RunFolder,
+    read_bytes,
+    read_json,
+    sync_folder,
+    writable,
+    write_bytes,
+)
+
+TENSORS = ("model.safetensors", "optimizer.safetensors", "random.safetensors")  # files of a checkpoint
+MANIFEST = "manifest.json"  # the hashes of all its files
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -95,14 +107,11 @@ def step_name(step: int) -> str:
 def publish(folder: Path, name: str, checkpoint: Checkpoint) -> Path:
     """Write a checkpoint as ``folder/name``; if this fails, nothing of it is left and older ones are unchanged."""
     target, part, old = folder / name, folder / f"{PART}{name}", folder / f"{PART}old-{name}"
-    files = {
-        f"{field}.safetensors": safetensors.torch.save(_plain(getattr(checkpoint, field)))
-        for field in ("model", "optimizer", "random")
-        if getattr(checkpoint, field)
-    }
-    files["state.json"] = json.dumps(checkpoint.state, indent=1).encode()
+    *tensors, state = checkpoint
+    files = {file: safetensors.torch.save(_plain(table)) for file, table in zip(TENSORS, tensors) if table}
+    files["state.json"] = json.dumps(state, indent=1).encode()
     hashes = {file: hashlib.sha256(data).hexdigest() for file, data in files.items()}
-    files["manifest.json"] = json.dumps({"format": 1, "sha256": hashes}, indent=1).encode()
+    files[MANIFEST] = json.dumps({"format": 1, "sha256": hashes}, indent=1).encode()
     try:
         with writable(target):
             folder.mkdir(parents=True, exist_ok=True)
@@ -130,46 +139,37 @@ def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().clone(memory_format=contiguous) for name, tensor in tensors.items()}
 
 
+# Reading
+
+
 def read(path: Path) -> Checkpoint:
     """Read a checkpoint; raise `InputError` if a file does not match the manifest."""
-    hashes = _manifest(path)
-    tensors = {
-        field: safetensors.torch.load(_verified(path, f"{field}.safetensors", hashes))
-        if f"{field}.safetensors" in hashes
-        else {}
-        for field in ("model", "optimizer", "random")
-    }
-    return Checkpoint(**tensors, state=json.loads(_verified(path, "state.json", hashes)))
+    files = _verified(path)
+    model, optimizer, random = (safetensors.torch.load(files[file]) if file in files else {} for file in TENSORS)
+    return Checkpoint(model, optimizer, random, json.loads(files["state.json"]))
 
 
 def read_model(path: Path) -> dict[str, Tensor]:
     """Read only the weights of a checkpoint."""
-    return safetensors.torch.load(_verified(path, "model.safetensors", _manifest(path)))
+    return safetensors.torch.load(_verified(path, TENSORS[0])[TENSORS[0]])
 
 
-def verify(path: Path) -> None:
-    """Raise `InputError` if a file of a checkpoint does not match the manifest."""
-    hashes = _manifest(path)
-    for file in hashes:
-        _verified(path, file, hashes)
+def load_weights(model: nn.Module, path: Path) -> None:
+    """Copy the weights of a checkpoint into a model."""
+    fill_model(model, read_model(path), str(path))
 
 
-def _manifest(path: Path) -> dict[str, str]:
-    manifest = read_json(path / "manifest.json")
+def _verified(path: Path, *files: str) -> dict[str, bytes]:
+    """Return the content of these files, or of all; raise `InputError` if one does not match the manifest."""
+    manifest = read_json(path / MANIFEST)
     hashes = manifest.get("sha256") if isinstance(manifest, dict) else None
-    if not isinstance(hashes, dict) or not {"model.safetensors", "state.json"} <= hashes.keys():
-        raise InputError(f"{path / 'manifest.json'}: is damaged")
-    return hashes
-
-
-def _verified(path: Path, file: str, hashes: Mapping[str, str]) -> bytes:
-    try:
-        data = (path / file).read_bytes()
-    except OSError as error:
-        raise InputError(f"{path / file}: can't be read: {error.strerror or error}") from error
-    if hashlib.sha256(data).hexdigest() != hashes.get(file):
-        raise InputError(f"{path / file}: is damaged (its hash differs from the manifest)")
-    return data
+    if not hashes:
+        raise InputError(f"{path / MANIFEST}: is damaged")
+    content = {file: read_bytes(path / file) for file in files or hashes}
+    for file, data in content.items():
+        if hashlib.sha256(data).hexdigest() != hashes.get(file):
+            raise InputError(f"{path / file}: is damaged (its hash differs from the manifest)")
+    return content
 
 
 def newest(run: RunFolder) -> Path | None:
@@ -180,7 +180,7 @@ def newest(run: RunFolder) -> Path | None:
     published = run.checkpoints()
     for path in reversed(published):
         try:
-            verify(path)
+            _verified(path)
         except InputError as error:
             warnings.warn(f"{error}; an older checkpoint is used", stacklevel=2)
             continue

@@ -71,13 +71,11 @@ class Bar:
         self._task = task
         self._total, self._steps = total, steps
 
-    def move(self, done: int, note: str | None = None) -> None:
+    def move(self, done: int, note: str = "") -> None:
         """Show how many units are done, with a note."""
-        self._progress.update(self._task, completed=done)
+        self._progress.update(self._task, completed=done, note=note)
         if self._steps is not None:
             self._steps[:] = [done, self._total]
-        if note is not None:
-            self._progress.update(self._task, note=note)
 
     def close(self) -> None:
         self._progress.remove_task(self._task)

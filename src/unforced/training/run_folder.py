@@ -1,34 +1,25 @@
 """Run folders: atomic writing, reading with clear errors, and the lock. docs/design.md lists the files."""
 
+import hashlib
 import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from unforced.errors import InputError
 
 PART = ".part-"  # prefix of files being written; the next writer removes those that a crash left
 
 
-def dump(data: Any) -> str:
-    """Return data as one line of JSON, keys in their order."""
-    return json.dumps(data, ensure_ascii=False)
-
-
 def write_bytes(path: Path, data: bytes) -> None:
     """Write a file and wait until it is on disk."""
     with open(path, "wb") as file:
         file.write(data)
-        flush(file)
-
-
-def flush(file: BinaryIO) -> None:
-    """Wait until what was written to ``file`` is on disk."""
-    file.flush()
-    os.fsync(file.fileno())
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def sync_folder(path: Path) -> None:
@@ -70,14 +61,19 @@ def replace_json(path: Path, data: Any) -> None:
 
 def replace_lines(path: Path, rows: Iterable[Any]) -> None:
     """Write a file with one JSON value per line atomically."""
-    replace_bytes(path, "".join(dump(row) + "\n" for row in rows).encode())
+    replace_bytes(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
+
+
+def read_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: can't be read: {error.strerror or error}") from error
 
 
 def read_text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{path}: can't be read: {error.strerror or error}") from error
+        return read_bytes(path).decode()
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: is not UTF-8 text (byte {error.start})") from error
 
@@ -90,6 +86,11 @@ def read_lines(path: Path) -> list[Any]:
     """Read a file with one JSON value per line; a last line without line break (after a crash) is ignored."""
     *lines, _ = read_text(path).split("\n")
     return [_parse(line, path, number) for number, line in enumerate(lines, start=1)]
+
+
+def digest(data: Any) -> str:
+    """Return a short hash of JSON data."""
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _parse(text: str, path: Path, line: int) -> Any:
@@ -127,13 +128,14 @@ class LineLog:
     def append(self, row: Any) -> None:
         """Add a line and flush it to the system."""
         with writable(self.path):
-            self._file.write((dump(row) + "\n").encode())
+            self._file.write((json.dumps(row, ensure_ascii=False) + "\n").encode())
             self._file.flush()
 
     def sync(self) -> int:
         """Wait until everything is on disk; return the size in bytes."""
         with writable(self.path):
-            flush(self._file)
+            self._file.flush()
+            os.fsync(self._file.fileno())
             return os.fstat(self._file.fileno()).st_size
 
     def close(self) -> None:
@@ -160,9 +162,9 @@ class RunFolder:
     >>> import tempfile
     >>> run = RunFolder(tempfile.mkdtemp())
     >>> with run.writing():
-    ...     run.create(recipe='name = "toy"', info={"seed": 1}, codec={})
+    ...     run.create(recipe='name = "toy"', info={"seed": 1, "facts": {}}, codec={})
     >>> run.info()
-    {'format': 2, 'seed': 1}
+    {'format': 2, 'seed': 1, 'facts': {}}
     >>> run.finished() is None
     True
     """
@@ -212,7 +214,11 @@ class RunFolder:
         return facts
 
     def codec(self) -> dict[str, Any]:
-        codec: dict[str, Any] = read_json(self._file("codec.json"))
+        """Return codec.json; raise `InputError` if it is not the codec that the model was trained with."""
+        path = self._file("codec.json")
+        codec: dict[str, Any] = read_json(path)
+        if digest(codec) != self.facts()["vocabulary"].split()[-1]:
+            raise InputError(f"{path}: is damaged (its hash differs from run.json)")
         return codec
 
     def events(self, kind: str | None = None) -> list[dict[str, Any]]:
@@ -260,18 +266,29 @@ class RunFolder:
     def writing(self, *, resume: bool = False) -> Iterator[None]:
         """Hold the lock of the folder; raise `InputError` if another process holds it, or as `check_content` does.
 
-        The operating system releases the lock when the process ends, even after a kill.
+        The operating system releases the lock when the process ends, even after a kill. If a new run fails before its
+        first checkpoint, its files are removed, so that they do not block the corrected command.
         """
         with writable(self.path):
             self.check_content(resume)
+            new_folder = not self.path.exists()
             self.path.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
             _lock(handle, self.path)
             with writable(self.path):
                 self.check_content(resume)
-                self._sweep()
-            yield
+                _remove(self.path, f"{PART}*")  # unfinished files of a killed writer
+                _remove(self.path / "checkpoints", f"{PART}*")
+            new_run = not self.exists()
+            try:
+                yield
+            except Exception:
+                if new_run and not self.checkpoints():
+                    _remove(self.path, "*")
+                    if new_folder:
+                        self.path.rmdir()
+                raise
         finally:
             os.close(handle)
 
@@ -279,31 +296,21 @@ class RunFolder:
         """Raise `InputError` if the folder holds anything, or with ``resume`` anything but a run."""
         if self.path.exists() and not self.path.is_dir():
             raise InputError(f"{self.path}: is a file, not a folder")
-        content = set(os.listdir(self.path)) - {"lock"} if self.path.exists() else set()
-        if content and not resume:
+        content = set(os.listdir(self.path)) if self.path.exists() else set()
+        if resume and not content:
+            raise InputError(f"{self.path}: there is no run to resume; start one without the option resume")
+        if not resume and content - {"lock"}:
             found = "resume the run or choose another folder" if self.exists() else "choose another folder"
             raise InputError(f"{self.path}: is not empty; {found}")
         foreign = {name for name in content - BEFORE_RUN if not name.startswith(PART)}
         if foreign and not self.exists():
             raise InputError(f"{self.path}: contains other files but no run, so there is nothing to resume")
 
-    def _sweep(self) -> None:
-        """Remove unfinished files of a killed writer."""
-        for folder in (self.path, self.path / "checkpoints"):
-            for path in folder.glob(f"{PART}*"):
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-
     def create(self, *, recipe: str, info: Mapping[str, Any], codec: Mapping[str, Any]) -> None:
         """Write the files that are known before the first update; run.json comes last and makes the folder a run."""
         replace_bytes(self.path / "recipe.toml", recipe.encode())
         replace_json(self.path / "codec.json", codec)
         replace_json(self.path / "run.json", {"format": FORMAT, **info})
-
-    def discard(self) -> None:
-        """Remove everything but the lock, after a run that failed before its first update."""
-        for path in self.path.iterdir():
-            if path.name != "lock":
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def write_best(self, best: Mapping[str, Any] | None) -> None:
         """Record the best checkpoint; None if there is none."""
@@ -343,19 +350,16 @@ def _stem(split: str, decoder: str) -> str:
     return stem
 
 
+def _remove(folder: Path, pattern: str) -> None:
+    for path in folder.glob(pattern):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Describe the differences between two flat tables, one phrase each.
 
-    >>> differences({"seed": 1, "world": 2}, {"seed": 1, "world": 1})
-    ['world is 2 in the run and 1 now']
+    >>> differences({"seed": 1, "world": 2}, {"seed": 1, "file": 3})
+    ['world is 2 in the run and absent now', 'file is absent in the run and 3 now']
     """
-    absent = object()
-    return [
-        f"{key} is {_say(old.get(key, absent), absent)} in the run and {_say(new.get(key, absent), absent)} now"
-        for key in [*old, *(key for key in new if key not in old)]
-        if old.get(key, absent) != new.get(key, absent)
-    ]
-
-
-def _say(value: Any, absent: object) -> str:
-    return "absent" if value is absent else str(value)
+    pairs = {key: (old.get(key, "absent"), new.get(key, "absent")) for key in [*old, *new]}
+    return [f"{key} is {then} in the run and {now} now" for key, (then, now) in pairs.items() if then != now]

@@ -2,7 +2,6 @@
 
 import hashlib
 import itertools
-import json
 import platform
 import re
 import time
@@ -21,7 +20,7 @@ from unforced.protocols import Codec, ReadsFiles
 from unforced.recipes.recipe import Recipe, flatten
 from unforced.training.batching import source_length, token_lengths
 from unforced.training.checkpoints import model_tensors
-from unforced.training.run_folder import RunFolder, differences
+from unforced.training.run_folder import RunFolder, differences, digest
 from unforced.types import Encoded, Examples
 
 DATA_FACTS = {"training data", "vocabulary", "parameters", "world"}  # not determined by the recipe
@@ -64,12 +63,9 @@ def check_facts(run: RunFolder, facts: Mapping[str, Any]) -> None:
     """Raise `InputError` if the folder holds a run with other facts."""
     changes = differences(run.facts(), facts) if run.exists() else []
     if changes:
-        raise InputError(f"{run.path}: can't be resumed with other settings: {'; '.join(changes)}")
-
-
-def digest(data: Any) -> str:
-    """Return a short hash of JSON data."""
-    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
+        raise InputError(
+            f"{run.path}: can't be resumed with other settings: {'; '.join(changes)}; use another folder or remove it"
+        )
 
 
 def data_digest(encoded: Sequence[Encoded]) -> str:

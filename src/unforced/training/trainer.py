@@ -23,6 +23,7 @@ from unforced.training.checkpoints import (
     Checkpoint,
     fill_model,
     fill_optimizer,
+    load_weights,
     model_tensors,
     optimizer_tensors,
     step_name,
@@ -53,9 +54,9 @@ def train(recipe: Recipe, folder: str | Path, *, resume: bool = False, quiet: bo
     accelerator = distributed.start(recipe.training.precision)
     on_main(accelerator, lambda: run.check_content(resume))
     check_needed_runs(recipe, run.path.parent, recipe.seeds[0])
-    world = accelerator.num_processes
     setup = Setup.of(recipe)
-    facts = expected_facts(recipe) | data_facts(setup.task.codec, setup.encoded, setup.model) | {"world": world}
+    facts = expected_facts(recipe) | data_facts(setup.task.codec, setup.encoded, setup.model)
+    facts["world"] = accelerator.num_processes
     on_main(accelerator, lambda: check_facts(run, facts))
     with ExitStack() as stack:
         display = stack.enter_context(Display(quiet or not accelerator.is_main_process))
@@ -71,14 +72,8 @@ def train(recipe: Recipe, folder: str | Path, *, resume: bool = False, quiet: bo
 
         newest = on_main(accelerator, open_run)
         if trainer is not None:
-            try:
-                trainer.run(newest)
-            except InputError:
-                if trainer.state.step == 0 and accelerator.is_main_process:
-                    run.discard()  # so that the corrected command finds an empty folder
-                raise
-    best = run.best_checkpoint()
-    fill_model(setup.model, checkpoints.read_model(best), str(best))
+            trainer.run(newest)
+    load_weights(setup.model, run.best_checkpoint())
     setup.model.eval()
     return run
 
@@ -148,8 +143,7 @@ class Trainer:
         self.wide = torch.float32 if self.device.type == "mps" else torch.float64
         ready = with_paths_resolved(recipe, run.path.parent, self.seed)
         if ready.training.warm_start is not None and not run.checkpoints():
-            start = RunFolder(ready.training.warm_start).best_checkpoint()
-            fill_model(self.model, checkpoints.read_model(start), str(start))
+            load_weights(self.model, RunFolder(ready.training.warm_start).best_checkpoint())
         seed_everything(self.seed, accelerator.process_index)
         objective = ready.objective
         if isinstance(objective, SupportsModels):
@@ -192,13 +186,9 @@ class Trainer:
                     self.save()
                 self.display.say(f"interrupted, saved {step_name(self.state.step)}")
                 raise SystemExit(self.signals.exit_code) from None
-            finished: dict[str, Any] = {
-                "steps": self.state.step,
-                "epochs": self.epochs(),
-                "seconds": self.state.seconds,
-            }
-            finished |= {"tokens": self.state.tokens, "reason": reason}
-            on_main(self.accelerator, lambda: self.folder.write_finished(finished))
+            state = self.state
+            finished = {"steps": state.step, "epochs": self.epochs(), "seconds": state.seconds, "tokens": state.tokens}
+            on_main(self.accelerator, lambda: self.folder.write_finished({**finished, "reason": reason}))
 
     def loop(self) -> str:
         """Make updates, validate and save until training ends; return "epochs", "steps" or "patience"."""
@@ -213,8 +203,7 @@ class Trainer:
                 if state.step < self.total:
                     metric = "the score" if state.best is None else state.best["metric"]
                     self.display.say(
-                        f"stopped at step {state.step} of {self.total}: {metric} has not improved in "
-                        f"{options.patience} "
+                        f"stopped at step {state.step} of {self.total}: {metric} has not improved in {options.patience} "
                         "validations (set training.patience=none to continue)"
                     )
                 return "patience"
