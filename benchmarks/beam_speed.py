@@ -1,35 +1,34 @@
-"""Beam search, milliseconds a sentence, against Hugging Face's ``generate`` on the same network with the same weights.
+"""Compare beam search with Hugging Face's ``generate`` on the same network with the same weights.
 
-Two situations, each with one sentence at a time and with sixteen: all outputs forced to one length, so that both sides
-make exactly the same number of steps; and a model trained a little, whose hypotheses end when they like.
+Outputs are first forced to one length, so that both sides make the same number of steps. Then they end by themselves,
+after a short training. Both are measured with one sentence and with sixteen at a time.
 """
 
 import statistics
 import time
 from collections.abc import Callable
 
+import torch
+
 import corpus
 from harness import WORK, interleave, ratio, row, say
-from shapes import TRANSFORMER, huggingface_transformer
-from trained import batch, trained
-from weights import copy_transformer
+from models import TRANSFORMER, batch, copy_transformer, huggingface_transformer, trained
+from unforced.decoding.beam import Beam
 
 TARGET = 1.0
 BEAM = 5
-FORCED = 20  # tokens of every output where the length is forced
+FORCED = 20  # tokens of an output if the length is forced
 LONGEST = 60
 BATCHES = (1, 16)
-UPDATES = 250  # of 64 pairs: enough for outputs that look like sentences and end
+UPDATES = 250  # of 64 pairs: enough for outputs that look like sentences, with an end
 
 
 def run(*, quick: bool, threads: int) -> dict:
-    import torch
-
     torch.set_num_threads(threads)
-    torch.set_flush_denormal(True)  # for both sides alike
+    torch.set_flush_denormal(True)  # on both sides
     data = corpus.prepare(WORK)
     ours = trained("transformer", data, 100 if quick else UPDATES)
-    theirs = huggingface_transformer(TRANSFORMER, data.vocabulary, pad=corpus.PAD, bos=corpus.BOS, eos=corpus.EOS)
+    theirs = huggingface_transformer(TRANSFORMER, data.vocabulary)
     copy_transformer(ours, theirs)
     ours.eval()
     theirs.eval()
@@ -59,7 +58,7 @@ def run(*, quick: bool, threads: int) -> dict:
             medians = [statistics.median(times[name]) for name in ("unforced", "huggingface")]
             rows.append(
                 row(
-                    f"{title}: cost a sentence",
+                    f"{title}: cost per sentence",
                     "Hugging Face generate",
                     figure,
                     target=f"<= {TARGET}",
@@ -74,15 +73,13 @@ def run(*, quick: bool, threads: int) -> dict:
             "data": f"development part of {data.name}",
             "rounds": f"{rounds}, after one to warm up",
             "search": "length penalty 1, early_stopping False (ours: heuristic), key/value caches, one output",
-            "equal outputs where they end by themselves": agreement,
+            "equal outputs if they end by themselves": agreement,
         },
     }
 
 
 def _ours(model, batches: list, shortest: int, longest: int) -> Callable[[], list[list[int]]]:
-    from unforced.decoding.beam import Beam
-
-    # With shortest = longest, EOS is banned throughout, and the search ends at the limit.
+    # With shortest = longest, the end symbol is banned and the search ends at the limit.
     decoder = Beam(beam=BEAM, min_length=shortest, max_length=longest)
 
     def search() -> list[list[int]]:

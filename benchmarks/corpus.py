@@ -1,8 +1,8 @@
-"""The text that all sides train on: German-English pairs, cut into the same subword pieces for everybody.
+"""The text that all sides train on: German-English pairs, in the same subword pieces.
 
-Multi30k is read where ``UNFORCED_DATA`` points to; if it is absent, synthetic pairs with its distribution of lengths
-stand in, and the results say so. Pieces are separated by blanks in the files written here, so that each side reads
-plain words and nobody pays for segmentation while training.
+Multi30k is read from the folder in ``UNFORCED_DATA``. Without it, synthetic pairs with its distribution of lengths are
+used, and the results say so. Pieces are separated by spaces in the files written here, so no side has to segment text
+during training.
 """
 
 import gzip
@@ -13,20 +13,20 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-MERGED = 8251  # what byte-pair merging is asked for; some pieces are only stages on the way to longer ones
+MERGED = 8251  # vocabulary size of the byte-pair training; pieces that only occur inside longer ones are dropped
 BATCH = 64  # pairs
 RESERVED = ("<unk>", "<pad>", "<s>", "</s>")  # in JoeyNMT's order; ids 0 to 3 on the Hugging Face side as well
 UNK, PAD, BOS, EOS = range(4)
 
-# How many pieces the sentences of Multi30k have (8,000 joint pieces): quantiles in steps of 5 %, for sources and targets
-# (the last one below the true maximum, so that the mean is right when lengths between two quantiles are interpolated).
+# Lengths of Multi30k sentences in pieces: quantiles in steps of 5 %, for sources and targets. The last one is below the
+# true maximum, so that interpolation between quantiles gives the right mean.
 SOURCE_QUANTILES = (2, 8, 9, 9, 10, 11, 11, 12, 12, 13, 13, 14, 15, 15, 16, 17, 18, 19, 21, 24, 36)
 TARGET_QUANTILES = (4, 8, 9, 10, 10, 11, 11, 12, 12, 13, 13, 14, 14, 15, 16, 16, 17, 18, 20, 22, 32)
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Where the segmented files are and what they hold."""
+    """The folder of the segmented files, and their sizes."""
 
     folder: str
     name: str  # "multi30k" or "synthetic"
@@ -36,7 +36,7 @@ class Corpus:
     target_tokens: int
 
     def path(self, file: str) -> Path:
-        """vocabulary.txt, or train, dev or grouped (see ``_grouped``) with the suffix .de, .en or .tsv."""
+        """Return the path of vocabulary.txt, or of train, dev or grouped (``_grouped``) with suffix .de, .en or .tsv."""
         return Path(self.folder) / file
 
     def pairs(self, split: str) -> list[tuple[list[str], list[str]]]:
@@ -44,7 +44,7 @@ class Corpus:
         return [(source.split(), target.split()) for source, target in (line.split("\t") for line in lines)]
 
     def ids(self, split: str) -> list[tuple[list[int], list[int]]]:
-        """The pairs of a split in numbers, the end symbol behind both sides."""
+        """Return the pairs of a split as ids, each side with the end symbol."""
         names = self.path("vocabulary.txt").read_text(encoding="utf-8").splitlines()
         index = {name: number for number, name in enumerate(names)}
         return [
@@ -54,7 +54,7 @@ class Corpus:
 
 
 def prepare(work: Path) -> Corpus:
-    """Write the segmented corpus below ``work`` (once) and describe it."""
+    """Write the segmented corpus into a folder in ``work``, once, and return its description."""
     raw = _multi30k()
     name = "synthetic" if raw is None else "multi30k"
     folder = work / f"corpus-{name}-{MERGED}"
@@ -105,7 +105,7 @@ def _read(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _segment(raw: dict[str, Pairs]) -> tuple[dict[str, Pairs], list[str]]:
-    """Learn joint byte-pair pieces on both languages of the training part and cut everything with them."""
+    """Learn joint byte-pair pieces on both languages of the training part, and segment all splits."""
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE(unk_token=RESERVED[UNK], end_of_word_suffix="</w>"))
@@ -127,7 +127,7 @@ def _cut(tokenizer, text: str) -> str:
 
 
 def _synthetic() -> tuple[dict[str, Pairs], list[str]]:
-    """Pairs of Zipf-distributed names whose lengths follow the quantiles above."""
+    """Return pairs of Zipf-distributed names whose lengths follow the quantiles above."""
     rng = random.Random(7)
     names = [f"w{i}" for i in range(8000 - len(RESERVED))]
     weights = [1 / (rank + 1) for rank in range(len(names))]
@@ -139,20 +139,20 @@ def _synthetic() -> tuple[dict[str, Pairs], list[str]]:
         return round(low + (place - int(place)) * (high - low))
 
     def pairs(count: int) -> Pairs:
-        made = []
+        found = []
         for _ in range(count):
             u = rng.random()
-            v = min(max(u + rng.gauss(0, 0.12), 0.0), 0.999)  # the two lengths of a pair go together
+            v = min(max(u + rng.gauss(0, 0.12), 0.0), 0.999)  # the two lengths of a pair are correlated
             sides = (length(SOURCE_QUANTILES, u), length(TARGET_QUANTILES, v))
             source, target = (" ".join(rng.choices(names, weights, k=n)) for n in sides)
-            made.append((source, target))
-        return made
+            found.append((source, target))
+        return found
 
     return {"train": pairs(29000), "dev": pairs(1000)}, [*RESERVED, *names]
 
 
 def _grouped(pairs: Pairs) -> Pairs:
-    """The pairs in an order in which each next ``BATCH`` of them have similar lengths, for a program that can't group."""
+    """Return the pairs in an order in which the pairs of each batch have similar lengths."""
     rng = random.Random(7)
     shuffled = rng.sample(pairs, len(pairs))
     batches = []

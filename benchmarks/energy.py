@@ -1,4 +1,4 @@
-"""Energies and chains of masked models: a sweep of Metropolis-Hastings against the plain loop, scoring against minicons, and log Z by enumeration."""
+"""Measure masked models: sweeps against a plain loop, scoring against minicons, and log Z by enumeration."""
 
 import json
 import os
@@ -9,14 +9,27 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+
 import corpus
 from harness import HERE, WORK, SideError, Sides, interleave, ratio, row, say
+from models import train
 from plain_chains import plain_sweep
-from trained import learn
+from unforced.chains.readers import open_model
+from unforced.energy.metropolis_hastings import MetropolisHastings
+from unforced.energy.pseudo_log_likelihood import TOKENS, pseudo_log_likelihood
+from unforced.energy.samplers import sweep
+from unforced.models.masked import Masked
+from unforced.objectives.masked_lm import MaskedLM
+from unforced.tasks.codecs import collate
+from unforced.types import Encoded, Sizes, Symbols
 from updates import allocated
 
 SENTENCES, LENGTH = 32, 12
-UPDATES = 1500  # how much is rejected, and so what a step costs, is a matter of training
+UPDATES = 1500  # the rate of rejections, and so the cost of a step, depends on training
 FASTER, SCORING, FLAT = 10.0, 1.5, 1.25  # the targets
 MINUTES, GIGABYTES = 10.0, 4.0
 BATCH = 32  # sentences scored together
@@ -26,8 +39,6 @@ MINICONS = HERE / ".venv-minicons" / "bin" / "python"
 
 
 def run(*, quick: bool, threads: int) -> dict:
-    import torch
-
     torch.set_num_threads(threads)
     torch.set_flush_denormal(True)
     data = corpus.prepare(WORK)
@@ -40,57 +51,42 @@ def run(*, quick: bool, threads: int) -> dict:
     settings = {
         "model": f"masked Transformer, 4 layers, 256 wide, {data.vocabulary} pieces, after {updates} updates of masked_lm",
         "sentences": f"{SENTENCES} of {LENGTH} pieces, from {data.name}",
-        "plain loop": "Goyal (2021), Algorithm 4 with the energy of the present state kept: one forward pass for each masked position, sentence by sentence",
-        "scored model": "BERT-mini's sizes (4 layers, 256 wide, 30,522 pieces), random weights; a WordPiece tokenizer of 2,000 pieces learnt from the text",
+        "plain loop": "Goyal (2021), Algorithm 4, with the energy of the present state kept: one forward pass per masked position, sentence by sentence",
+        "scored model": "BERT-mini's sizes (4 layers, 256 wide, 30,522 pieces), random weights; a WordPiece tokenizer of 2,000 pieces trained on the text",
         "scoring": f"{BATCH} sentences at a time, from text to pseudo-log-likelihood; minicons with its fastest of several batch sizes",
     }
     return {"rows": rows, "settings": settings, "versions": versions}
 
 
 def trained(data: corpus.Corpus, updates: int) -> Any:
-    """A masked Transformer that has seen some English; kept below ``WORK`` for the next run."""
-    import torch
-    from safetensors.torch import load_file, save_file
-
-    from unforced.models.masked import Masked
-    from unforced.objectives.masked_lm import MaskedLM
-    from unforced.types import Sizes
-
+    """Return a masked Transformer trained on the English side, kept in ``WORK`` for the next run."""
     torch.manual_seed(1)
     model = Masked().build(Sizes(data.vocabulary))
     kept = WORK / f"masked-{data.name}-{updates}.safetensors"
     if kept.is_file():
         model.load_state_dict(load_file(kept))
         return model.eval()
-    say(f"  training the masked model, {updates} updates (kept for the next time)")
+    say(f"  training the masked model, {updates} updates (kept for the next run)")
     targets = [target for _, target in data.ids("train")]
-    learn(model, MaskedLM(), updates, len(targets), lambda rows: collated([targets[i] for i in rows]))
+    train(model, MaskedLM(), updates, len(targets), lambda rows: collated([targets[i] for i in rows]))
     save_file(model.state_dict(), kept)
     return model.eval()
 
 
 def collated(targets: list[list[int]]) -> Any:
-    from unforced.tasks.codecs import collate
-    from unforced.types import Encoded, Symbols
-
     symbols = Symbols(corpus.PAD, corpus.BOS, corpus.EOS, banned=(corpus.UNK, corpus.PAD, corpus.BOS))
     return collate([Encoded(None, target) for target in targets], list(range(len(targets))), symbols)
 
 
 def sentences(data: corpus.Corpus, count: int, length: int) -> Any:
-    """A batch of so many sentences of so many pieces, the end symbol not counted."""
+    """Return a batch of sentences of exactly ``length`` pieces, without the end symbol."""
     targets = [target for split in ("dev", "train") for _, target in data.ids(split)]
     fitting = [target for target in targets if len(target) == length + 1 and corpus.UNK not in target]
     return collated(fitting[:count])
 
 
 def _sweep(model: Any, batch: Any, rounds: int) -> list[dict]:
-    """One sweep over all sentences, against the plain loop with the same random numbers."""
-    import torch
-
-    from unforced.energy.metropolis_hastings import MetropolisHastings
-    from unforced.energy.samplers import sweep
-
+    """Compare a sweep over all sentences with the plain loop, with the same random numbers."""
     rows = []
     for energy in ("raw", "local"):
         say(f"  a sweep, E_{energy}")
@@ -133,7 +129,7 @@ def _sweep(model: Any, batch: Any, rounds: int) -> list[dict]:
 
 
 def texts(data: corpus.Corpus) -> list[str]:
-    """English sentences as text."""
+    """Return the English sentences as text."""
     lines = []
     for split in ("dev", "train"):
         for _, target in data.pairs(split):
@@ -143,11 +139,7 @@ def texts(data: corpus.Corpus) -> list[str]:
 
 
 def scored_model(data: corpus.Corpus) -> Path:
-    """A BERT with random weights and a tokenizer learnt from the text, saved where both sides read it."""
-    import torch
-    import transformers
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
-
+    """Save a BERT with random weights and a tokenizer trained on the text; return its folder."""
     folder = WORK / f"bert-mini-{data.name}-{PIECES}"
     if (folder / "ready").is_file():
         return folder
@@ -175,16 +167,16 @@ def _scoring(data: corpus.Corpus, quick: bool, threads: int) -> tuple[list[dict]
     _minicons()
     folder = scored_model(data)
     lines = texts(data)[: BATCH * 20]
-    wish = {"folder": str(folder), "lines": lines, "batch": BATCH, "threads": threads}
+    content = {"folder": str(folder), "lines": lines, "batch": BATCH}
     path = WORK / "scoring.json"
-    path.write_text(json.dumps(wish), encoding="utf-8")
-    asked = {"file": str(path), "threads": threads}
+    path.write_text(json.dumps(content), encoding="utf-8")
+    options = {"file": str(path), "threads": threads}
     rows, rounds, turns = [], (2 if quick else 7), (2 if quick else 10)
     for masking, name in (("single", "each piece masked by itself"), ("left_to_right", "word by word (l2r)")):
         with Sides() as sides:
-            ours = sides.start(f"score-{masking}", "scoring_side.py", {**asked, "masking": masking})
+            ours = sides.start(f"score-{masking}", "scoring_side.py", {**options, "masking": masking})
             theirs = sides.start(
-                f"minicons-{masking}", "minicons_side.py", {**asked, "masking": masking}, python=MINICONS
+                f"minicons-{masking}", "minicons_side.py", {**options, "masking": masking}, python=MINICONS
             )
             versions = {**ours.facts["versions"], **theirs.facts["versions"]}
             for side in (ours, theirs):
@@ -200,7 +192,7 @@ def _scoring(data: corpus.Corpus, quick: bool, threads: int) -> tuple[list[dict]
         medians = [statistics.median(speeds[side.name]) for side in (ours, theirs)]
         rows.append(
             row(
-                f"scoring, {name}: sentences a second",
+                f"scoring, {name}: sentences per second",
                 "minicons",
                 figure,
                 target=f">= {SCORING}, equal scores",
@@ -213,24 +205,21 @@ def _scoring(data: corpus.Corpus, quick: bool, threads: int) -> tuple[list[dict]
 
 
 def _minicons() -> None:
-    """Make minicons' environment if it isn't there."""
+    """Create the environment of minicons if it does not exist."""
     if not MINICONS.exists():
-        say("  making minicons' environment, which takes minutes")
-    made = subprocess.run([str(HERE / "minicons_setup.sh")], capture_output=True, text=True)
-    if made.returncode:
-        raise SideError(f"benchmarks/minicons_setup.sh failed: {made.stderr.strip()[-600:]}")
+        say("  creating the environment of minicons, which takes minutes")
+    done = subprocess.run([str(HERE / "minicons_setup.sh")], capture_output=True, text=True)
+    if done.returncode:
+        raise SideError(f"benchmarks/minicons_setup.sh failed: {done.stderr.strip()[-600:]}")
 
 
 def _memory(data: corpus.Corpus) -> list[dict]:
-    """What scoring holds at once, for long sentences against short ones."""
-    from unforced.chains.readers import open_model
-    from unforced.energy.pseudo_log_likelihood import TOKENS, pseudo_log_likelihood
-
+    """Compare the peak memory of scoring long sentences with that of short ones."""
     say("  memory by the length of sentences")
     reader = open_model(scored_model(data))
     pieces = " ".join(texts(data)[:200]).split()
     most = {}
-    for size, lines in ((20, 8), (200, 1)):  # either has more masked copies than a micro-batch
+    for size, lines in ((20, 8), (200, 1)):  # both have more masked copies than a micro-batch
         cut = [" ".join(pieces[start : start + size]) for start in range(0, lines * size, size)]
         batch = reader.collate([reader.read(line) for line in cut])
         most[size] = allocated(lambda batch=batch: pseudo_log_likelihood(reader.model, batch))
@@ -251,13 +240,13 @@ def _memory(data: corpus.Corpus) -> list[dict]:
 
 
 def _partition(quick: bool, threads: int) -> list[dict]:
-    """log Z of a field over all strings, in a process of its own, whose memory is looked at."""
+    """Compute log Z of a field over all strings in a child process, and measure its memory."""
     length = 4 if quick else 6
     say(f"  log Z over 39^{length} strings")
-    wish = {"alphabet": 39, "length": length, "hidden": 64, "threads": threads}
+    options = {"alphabet": 39, "length": length, "hidden": 64, "threads": threads}
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     done = subprocess.run(
-        [sys.executable, str(HERE / "sides" / "partition_side.py"), json.dumps(wish)],
+        [sys.executable, str(HERE / "sides" / "partition_side.py"), json.dumps(options)],
         capture_output=True,
         text=True,
         env=environment,
@@ -278,7 +267,7 @@ def _partition(quick: bool, threads: int) -> list[dict]:
             absolute=value,
         ),
         row(
-            f"log Z over 39^{length} strings: most memory of the process, GiB",
+            f"log Z over 39^{length} strings: peak memory of the process, GiB",
             "—",
             {"median": peak},
             target=f"< {GIGABYTES:g}" if whole else None,

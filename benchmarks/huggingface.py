@@ -1,8 +1,8 @@
-"""Hugging Face models behind the library: beam search against ``generate``, ``UnforcedTrainer`` against ``Trainer``.
+"""Compare on Hugging Face models: beam search with ``generate``, and ``UnforcedTrainer`` with ``Trainer``.
 
-Models are random, of the shapes that configurations give. In searches all outputs are forced to one length, so that both sides
-make the same number of steps with the same scores. Trainers make the same updates on the same batches; what is timed lies between
-the end of a turn's first update and the end of its last.
+Models have random weights. In searches all outputs are forced to one length, so that both sides make the same number of
+steps with the same scores. Trainers make the same updates on the same batches; time is measured from the end of a
+turn's first update to the end of its last.
 """
 
 import statistics
@@ -11,7 +11,16 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import torch
+import transformers
+from torch.nn.utils.rnn import pad_sequence
+from transformers import BartConfig, BartForConditionalGeneration, T5Config, T5ForConditionalGeneration
+
+import unforced
 from harness import interleave, ratio, row, say
+from unforced.decoding.beam import Beam
+from unforced.huggingface.batches import make_batch
+from unforced.objectives import CrossEntropy, ParallelScheduledSampling
 
 BEAM = 5
 FORCED = 20  # tokens of every output
@@ -22,11 +31,8 @@ ROWS, TARGET = 16, 24  # examples of a training batch, tokens of their outputs
 
 
 def run(*, quick: bool, threads: int) -> dict:
-    import torch
-    import transformers
-
     torch.set_num_threads(threads)
-    torch.set_flush_denormal(True)  # for both sides alike
+    torch.set_flush_denormal(True)  # on both sides
     transformers.logging.set_verbosity_error()
     rows = []
     for name, make in MODELS.items():
@@ -38,7 +44,7 @@ def run(*, quick: bool, threads: int) -> dict:
         "versions": {"transformers": transformers.__version__},
         "settings": {
             "search": f"beam {BEAM}, {FORCED} tokens forced, sources of {SOURCE} tokens, length penalty 1, one output, float32;"
-            " weights are random, so outputs mean nothing; those that both sides give are counted",
+            " weights are random, so outputs mean nothing; equal outputs of both sides are counted",
             "training": f"T5-small's shape, batches of {ROWS} pairs of up to {SOURCE} and {TARGET} tokens, fused AdamW, float32,"
             " no dropout in either",
             "rounds": f"{2 if quick else 9}, after one to warm up",
@@ -47,8 +53,6 @@ def run(*, quick: bool, threads: int) -> dict:
 
 
 def _t5(width: int, inner: int, layers: int, heads: int, vocabulary: int) -> Any:
-    from transformers import T5Config, T5ForConditionalGeneration
-
     config = T5Config(
         vocab_size=vocabulary, d_model=width, d_kv=width // heads, d_ff=inner, num_layers=layers, num_heads=heads,
         decoder_start_token_id=0, pad_token_id=0, eos_token_id=1, dropout_rate=0.0,
@@ -57,8 +61,6 @@ def _t5(width: int, inner: int, layers: int, heads: int, vocabulary: int) -> Any
 
 
 def _bart(width: int, inner: int, layers: int, heads: int, vocabulary: int) -> Any:
-    from transformers import BartConfig, BartForConditionalGeneration
-
     config = BartConfig(
         vocab_size=vocabulary, d_model=width, encoder_layers=layers, decoder_layers=layers,
         encoder_attention_heads=heads, decoder_attention_heads=heads, encoder_ffn_dim=inner, decoder_ffn_dim=inner,
@@ -80,12 +82,6 @@ MODELS: dict[str, Callable[[], Any]] = {
 
 
 def _search(name: str, model: Any, quick: bool) -> list[dict]:
-    import torch
-
-    import unforced
-    from unforced.decoding.beam import Beam
-    from unforced.huggingface.batches import make_batch
-
     wrapped, decoder = unforced.wrap(model), Beam(beam=BEAM, min_length=FORCED, max_length=FORCED)
     banned = list(wrapped.symbols.banned)
     found = []
@@ -96,10 +92,10 @@ def _search(name: str, model: Any, quick: bool) -> list[dict]:
         if size > 1:
             mask[::2, SOURCE // 2 :] = 0
             ids = ids.masked_fill(mask == 0, 0)
-        made = make_batch(wrapped, ids, mask)
+        batch = make_batch(wrapped, ids, mask)
 
-        def ours(made: Any = made) -> list[list[int]]:
-            return decoder(wrapped, made).ids(made.symbols)
+        def ours(batch: Any = batch) -> list[list[int]]:
+            return decoder(wrapped, batch).ids(batch.symbols)
 
         def theirs(ids: Any = ids, mask: Any = mask) -> list[list[int]]:
             output = model.generate(
@@ -122,7 +118,7 @@ def _search(name: str, model: Any, quick: bool) -> list[dict]:
         medians = [statistics.median(times[side]) for side in sides]
         found.append(
             row(
-                f"{name}, beam {BEAM}, batch {size}: cost a sentence",
+                f"{name}, beam {BEAM}, batch {size}: cost per sentence",
                 "generate",
                 figure,
                 target=f"<= {SEARCH}",
@@ -147,20 +143,18 @@ def _timed(search: Callable[[], list], sentences: int, repeat: int) -> Callable[
 
 
 def _training(quick: bool) -> list[dict]:
-    import unforced
-
     updates, rounds = (2, 2) if quick else (8, 9)
     turns = {
         "Trainer": _trainer(None, updates),
-        "cross_entropy": _trainer(unforced.objective("cross_entropy"), updates),
-        "parallel": _trainer(unforced.objective("parallel_scheduled_sampling", p=0.5), updates),
+        "cross_entropy": _trainer(CrossEntropy(), updates),
+        "parallel": _trainer(ParallelScheduledSampling(p=0.5), updates),
     }
     say("  trainers")
     times = interleave(turns, rounds, unit="ms/update")
     rows = []
     for name, side, target in (
-        ("UnforcedTrainer, cross_entropy: cost an update", "cross_entropy", TRAINER),
-        ("UnforcedTrainer, parallel scheduled sampling, p 0.5, one pass: cost an update", "parallel", PARALLEL),
+        ("UnforcedTrainer, cross_entropy: cost per update", "cross_entropy", TRAINER),
+        ("UnforcedTrainer, parallel scheduled sampling, p 0.5, one pass: cost per update", "parallel", PARALLEL),
     ):
         figure = ratio(times[side], times["Trainer"])
         medians = [statistics.median(times[key]) for key in (side, "Trainer")]
@@ -178,11 +172,7 @@ def _training(quick: bool) -> list[dict]:
 
 
 def _trainer(objective: Any, updates: int) -> Callable[[], float]:
-    """A turn of so many updates: milliseconds for each."""
-    import torch
-    import transformers
-
-    import unforced
+    """Return a turn of this many updates, which returns milliseconds per update."""
 
     class Clock(transformers.TrainerCallback):
         times: list[float]
@@ -222,9 +212,6 @@ def _trainer(objective: Any, updates: int) -> Callable[[], float]:
 
 
 def _collate(items: list[dict[str, list[int]]]) -> dict[str, Any]:
-    import torch
-    from torch.nn.utils.rnn import pad_sequence
-
     ids = pad_sequence([torch.tensor(item["input_ids"]) for item in items], batch_first=True)
     labels = pad_sequence([torch.tensor(item["labels"]) for item in items], batch_first=True, padding_value=-100)
     return {"input_ids": ids, "attention_mask": (ids != 0).long(), "labels": labels}

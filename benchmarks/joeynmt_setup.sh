@@ -1,7 +1,7 @@
 #!/bin/sh
-# Make the virtual environment in which JoeyNMT 2.3 runs: benchmarks/.venv-joeynmt (not in git).
-# JoeyNMT asks for an old protobuf, so it can't live beside the library; torch is pinned to the version that
-# the library is tested with, so that both sides run the same kernels and pip takes a CPU build.
+# Create the virtual environment of JoeyNMT 2.3: benchmarks/.venv-joeynmt (not in git).
+# JoeyNMT requires an old protobuf, so it cannot be installed next to the library. torch is pinned to the version that
+# the library is tested with, so that both sides run the same kernels and pip chooses a CPU build.
 set -eu
 cd "$(dirname "$0")"
 venv=.venv-joeynmt

@@ -1,23 +1,29 @@
-"""What an update with smoothed targets costs, as a ratio to maximum likelihood of the same model, and how large its tables are."""
+"""Compare updates of loss smoothing with maximum likelihood of the same model; measure the size of its tables."""
 
 from types import SimpleNamespace
 
+import numpy as np
+import torch
+
 import corpus
 from harness import WORK, interleave, row, say
-from trained import QUICK, UPDATES, batch, trained
+from models import QUICK_UPDATES, UPDATES, batch, trained
+from unforced.objectives.cross_entropy import CrossEntropy
+from unforced.objectives.sequence_smoothing import SequenceSmoothing
+from unforced.objectives.token_sequence_smoothing import TokenSequenceSmoothing
+from unforced.objectives.token_smoothing import TokenSmoothing
+from unforced.types import Encoded, Sizes, Symbols
 from updates import cost, update
 
 LARGE, WIDTH = 32_000, 100
-TOKEN, LAZY, SEQUENCE, BOTH, TABLES = 1.05, 1.02, 1.15, 1.25, 200  # the targets; the last in MiB
+TOKEN, LAZY, SEQUENCE, BOTH, TABLES = 1.05, 1.02, 1.15, 1.25, 200  # the targets; the last one in MiB
 
 
 def run(*, quick: bool, threads: int) -> dict:
-    import torch
-
     torch.set_num_threads(threads)
     torch.set_flush_denormal(True)
     data = corpus.prepare(WORK)
-    updates, rounds = (QUICK, 15) if quick else (UPDATES, 120)
+    updates, rounds = (QUICK_UPDATES, 15) if quick else (UPDATES, 120)
     pairs = [data.ids("grouped")[corpus.BATCH * i : corpus.BATCH * (i + 1)] for i in range(0, 400, 80)]
     batches = [batch(each) for each in pairs]
     rows = []
@@ -29,32 +35,26 @@ def run(*, quick: bool, threads: int) -> dict:
         "settings": {
             "models": f"LSTM 256 with Bahdanau attention and Transformer 3+3, 256 wide, {data.vocabulary} pieces,"
             f" {updates} and {updates // 3} updates of cross-entropy before, float32, dropout on",
-            "data": f"{data.name}, {len(batches)} batches of {corpus.BATCH} pairs of similar length, one of them a turn",
+            "data": f"{data.name}, {len(batches)} batches of {corpus.BATCH} pairs of similar length, one per turn",
             "token smoothing": f"co-occurrence vectors, the nearest {_token().nearest} words, α 0.5; the model's own vectors change"
-            " with every update, so words near those of the batch are looked up at each",
-            "sequence smoothing": "Hamming, V_sub the batch's tokens, one sample, fed instead of the gold (α 1)",
+            " with every update, so near words are looked up at each",
+            "sequence smoothing": "Hamming, V_sub the batch's tokens, one sample, fed instead of the target (α 1)",
             "rounds": f"{rounds}, after one to warm up",
         },
     }
 
 
 def _token(vectors: str = "co-occurrence"):
-    from unforced.objectives.token_smoothing import TokenSmoothing
-
     return TokenSmoothing(vectors=vectors, tau=0.1, mix=0.5)
 
 
 def _updates(model, data: corpus.Corpus, batches: list, rounds: int, title: str) -> list[dict]:
-    """All kinds of smoothing against cross-entropy."""
-    from unforced.objectives.cross_entropy import CrossEntropy
-    from unforced.objectives.sequence_smoothing import SequenceSmoothing
-    from unforced.objectives.token_sequence_smoothing import TokenSequenceSmoothing
-
+    """Compare all kinds of smoothing with cross-entropy."""
     say(f"  {title}")
     token, one = _token(), SequenceSmoothing(tau=0.12, vocabulary="batch")
     lazy = SequenceSmoothing(tau=0.12, vocabulary="batch", lazy=True)
     exact = SequenceSmoothing(tau=0.12, vocabulary="batch", lazy=True, samples=None)
-    wishes = {
+    objectives = {
         "token": (token, TOKEN),
         "token, the model's own vectors": (_token("model"), None),
         "sequence, lazy, one sample": (lazy, LAZY),
@@ -63,20 +63,18 @@ def _updates(model, data: corpus.Corpus, batches: list, rounds: int, title: str)
         "token and sequence": (TokenSequenceSmoothing(token, one), BOTH),
     }
     codec, examples = _codec(data)
-    turns = {"maximum likelihood": update(model, CrossEntropy(), batches, apart=True)}
-    for name, (objective, _) in wishes.items():
-        turns[f"{title}, {name}"] = update(model, objective.fitted(codec, examples), batches, apart=True)
+    turns = {"maximum likelihood": update(model, CrossEntropy(), batches, single=True)}
+    for name, (objective, _) in objectives.items():
+        turns[f"{title}, {name}"] = update(model, objective.fitted(codec, examples), batches, single=True)
     times = interleave(turns, rounds, unit="ms/update")
     return [
         cost(f"{title}, {name}", "maximum likelihood", times, "maximum likelihood", target)
-        for name, (_, target) in wishes.items()
+        for name, (_, target) in objectives.items()
     ]
 
 
 def _codec(data: corpus.Corpus):
-    """What ``fitted`` asks about the vocabulary, and the training targets."""
-    from unforced.types import Encoded, Sizes
-
+    """Return the parts of a codec that ``fitted`` uses, and the training targets."""
     names = tuple(data.path("vocabulary.txt").read_text(encoding="utf-8").splitlines())
     codec = SimpleNamespace(
         symbols=batch([([corpus.EOS], [corpus.EOS])]).symbols,
@@ -87,12 +85,7 @@ def _codec(data: corpus.Corpus):
 
 
 def _tables() -> dict:
-    """What token smoothing keeps for a large vocabulary, from random vectors in a file."""
-    import numpy as np
-
-    from unforced.objectives.token_smoothing import TokenSmoothing
-    from unforced.types import Sizes, Symbols
-
+    """Measure the tables of token smoothing for a large vocabulary, from random vectors in a file."""
     say("  tables")
     names = tuple(f"w{i}" for i in range(LARGE))
     path = WORK / f"vectors-{LARGE}.npz"

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Make the virtual environment in which minicons runs: benchmarks/.venv-minicons (not in git).
-# It brings packages that the library has no use for; torch and transformers are those that the library is tested with,
-# so that both sides run the same networks and kernels, and pip takes a CPU build.
+# Create the virtual environment of minicons: benchmarks/.venv-minicons (not in git).
+# minicons depends on packages that the library does not use. torch and transformers are pinned to the versions that the
+# library is tested with, so that both sides run the same networks and kernels, and pip chooses a CPU build.
 set -eu
 cd "$(dirname "$0")"
 venv=.venv-minicons

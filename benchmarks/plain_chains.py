@@ -1,7 +1,7 @@
-"""Metropolis-Hastings as Algorithm 4 of Goyal (2021) has it, sentence by sentence, with one forward pass for each masked position.
+"""Metropolis-Hastings by Algorithm 4 of Goyal (2021): sentence by sentence, one forward pass per masked position.
 
-The energy of the present state is kept from step to step, which the algorithm computes anew. The random numbers are those that the
-library's kernel would take, so both must find the same sequences.
+Unlike the algorithm, it keeps the energy of the present state between steps. It uses the random numbers of the library's
+kernel, so both must return the same sequences.
 """
 
 from typing import Any
@@ -19,8 +19,8 @@ from unforced.types import Batch, ChainState
 def plain_sweep(
     sampler: MetropolisHastings, model: Any, batch: Batch, state: ChainState, rng: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """One sweep of single positions, one chain for each example: tokens [B,T] and energies [B]."""
-    start = MetropolisWalk(sampler, model, batch).start_sweep(rng, state)  # the order of visits, and keys
+    """Make one sweep of single positions; return tokens [B,T] and energies [B], one chain per example."""
+    start = MetropolisWalk(sampler, model, batch).start_sweep(rng, state)  # the order of positions, and random keys
     free = variables(batch)
     found, energies = state.tokens.clone(), state.energy.clone()
     for b in range(len(batch)):

@@ -1,23 +1,18 @@
 """Run the benchmarks: ``python benchmarks/run.py [NAMES…] [--quick] [--threads N]``.
 
-Each benchmark writes results/<name>.json when it is done, and results/README.md is written anew, so a stopped run
-keeps what it has. The exit code is 1 if a target is missed and 2 if a benchmark couldn't run.
+Each benchmark writes results/<name>.json and results/README.md when it ends, so a stopped run keeps what it has. The
+exit code is 1 if a target is missed, and 2 if a benchmark could not run.
 """
 
 import argparse
 import importlib
-import json
 import os
 import signal
 import sys
 import time
 from datetime import UTC, datetime
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-import machine
-import table
+import report
 from harness import RESULTS, SideError, say
 
 NAMES = (
@@ -36,26 +31,26 @@ NAMES = (
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Measure the library against others; see benchmarks/README.md.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"any of {', '.join(NAMES)} (all if none is given)")
-    parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds: for orientation only")
-    parser.add_argument("--threads", type=int, default=machine.cores(), help="threads for each side (all cores)")
-    wishes = parser.parse_args()
-    unknown = set(wishes.names) - set(NAMES)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"any of {', '.join(NAMES)}; default: all")
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds, for orientation only")
+    parser.add_argument("--threads", type=int, default=report.cores(), help="threads of each side; default: all cores")
+    options = parser.parse_args()
+    unknown = set(options.names) - set(NAMES)
     if unknown:
-        parser.error(f"no benchmark {', '.join(sorted(unknown))}: there are {', '.join(NAMES)}")
-    os.environ["OMP_NUM_THREADS"] = str(wishes.threads)  # before the first import of torch
-    about = machine.describe(wishes.threads)
+        parser.error(f"unknown benchmark {', '.join(sorted(unknown))}; the names are {', '.join(NAMES)}")
+    os.environ["OMP_NUM_THREADS"] = str(options.threads)  # before the first import of torch
+    about = report.describe(options.threads)
     numbers = about.pop("versions")
     say("\n".join(f"{key}: {value}" for key, value in {**about, **numbers}.items()))
-    codes = [_measure(name, wishes.quick, wishes.threads) for name in NAMES if name in (wishes.names or NAMES)]
+    codes = [run(name, options.quick, options.threads) for name in NAMES if name in (options.names or NAMES)]
     say(f"table: {RESULTS / 'README.md'}")
     return max(codes)
 
 
-def _measure(name: str, quick: bool, threads: int) -> int:
-    """Run one benchmark and save what it found."""
+def run(name: str, quick: bool, threads: int) -> int:
+    """Run one benchmark, save its result and return the exit code."""
     say(f"\n{name}")
-    about = machine.describe(threads)
+    about = report.describe(threads)
     begin = time.perf_counter()
     try:
         found = importlib.import_module(name).run(quick=quick, threads=threads)
@@ -71,12 +66,7 @@ def _measure(name: str, quick: bool, threads: int) -> int:
         "machine": about,
         **found,
     }
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
-    unfinished = path.with_suffix(".part")
-    unfinished.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    unfinished.replace(path)
-    table.write(RESULTS)
+    report.save(result, RESULTS)
     for line in result["rows"]:
         verdict = {True: "passed", False: "FAILED", None: "information"}[line["passed"]]
         target = f" (target {line['target']})" if line["target"] else ""

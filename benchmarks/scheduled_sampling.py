@@ -1,27 +1,32 @@
-"""What an update costs with scheduled sampling, sequential, relaxed and parallel, as a ratio to other updates of the same
-model: forward, backward and AdamW, on batches of similar length, with a model that has been trained."""
+"""Compare updates of scheduled sampling (sequential, relaxed, parallel) with those of teacher forcing on the same model.
+
+An update is forward, backward and AdamW, on batches of similar length, of a trained model.
+"""
 
 import itertools
 from typing import Any
 
+import torch
+
 import corpus
 from harness import WORK, interleave, ratio, row, say
-from trained import QUICK, UPDATES, batch, trained
+from models import QUICK_UPDATES, UPDATES, batch, running_text, trained
+from unforced.objectives.cross_entropy import CrossEntropy
+from unforced.objectives.parallel_scheduled_sampling import ParallelScheduledSampling
+from unforced.objectives.scheduled_sampling import ScheduledSampling
 from updates import cost, peak, update
 
 PASSES = (1, 2, 4, 8)
 LENGTHS = (16, 64, 256)
-ROWS = 8  # examples of a batch where lengths are compared
+ROWS = 8  # examples of a batch in the comparison of lengths
 PARALLEL, SLOPE, SOFT, MEMORY, GROWTH = 1.2, 0.2, 1.2, 1.1, 1.5  # the targets: at most
 
 
 def run(*, quick: bool, threads: int) -> dict:
-    import torch
-
     torch.set_num_threads(threads)
     torch.set_flush_denormal(True)
     data = corpus.prepare(WORK)
-    updates = QUICK if quick else UPDATES
+    updates = QUICK_UPDATES if quick else UPDATES
     rounds, batches = (3, 4) if quick else (9, 10)
     some = _batches(data, batches)
     transformer, lstm = trained("transformer", data, updates), trained("lstm", data, updates)
@@ -37,27 +42,22 @@ def run(*, quick: bool, threads: int) -> dict:
             "models": f"Transformer 3+3, 256 wide, and LSTM 256 with Bahdanau attention, {data.vocabulary} pieces,"
             f" {updates} updates of cross-entropy before, float32",
             "data": f"{data.name}, {batches} batches of {corpus.BATCH} pairs of similar length a turn; for lengths,"
-            f" batches of {ROWS} running texts of exactly so many tokens",
+            f" batches of {ROWS} texts of exactly that many tokens",
             "rounds": f"{rounds}, after one to warm up",
-            "memory": "the most that the allocator had given out at one time during forward and backward, by"
-            " PyTorch's profiler, above what it had before",
+            "memory": "peak of allocated bytes in forward and backward, by PyTorch's profiler",
         },
     }
 
 
 def _batches(data: corpus.Corpus, count: int) -> list:
-    """Batches as the loop makes them: similar lengths together, spread over all lengths."""
+    """Return batches of similar lengths, as the training loop makes them, spread over all lengths."""
     pairs = sorted(data.ids("train"), key=lambda pair: (len(pair[1]), len(pair[0])))
     starts = [round((i + 0.5) * len(pairs) / count) for i in range(count)]
     return [batch(pairs[start : start + corpus.BATCH]) for start in starts]
 
 
 def _parallel(model, batches: list, rounds: int) -> list[dict]:
-    """One and more parallel passes, and the rise in cost from pass to pass."""
-    from unforced.objectives.cross_entropy import CrossEntropy
-    from unforced.objectives.parallel_scheduled_sampling import ParallelScheduledSampling
-    from unforced.objectives.scheduled_sampling import ScheduledSampling
-
+    """Compare numbers of parallel passes; measure the cost of each further pass."""
     say("  parallel passes")
     turns: dict[str, Any] = {"teacher forcing": update(model, CrossEntropy(), batches)}
     names = {n: f"Transformer, parallel, p 0.5, {n} pass{'es' * (n > 1)}" for n in PASSES}
@@ -75,7 +75,7 @@ def _parallel(model, batches: list, rounds: int) -> list[dict]:
     slope = ratio(rises, times["teacher forcing"])
     rows.append(
         row(
-            f"Transformer, parallel: rise in cost a pass, from {first} to {last}",
+            f"Transformer, parallel: cost of each further pass, from {first} to {last}",
             "teacher forcing",
             slope,
             target=f"<= {SLOPE}",
@@ -86,10 +86,7 @@ def _parallel(model, batches: list, rounds: int) -> list[dict]:
 
 
 def _soft(model, batches: list, rounds: int) -> list[dict]:
-    """Soft inputs against hard ones, on the LSTM."""
-    from unforced.objectives.cross_entropy import CrossEntropy
-    from unforced.objectives.scheduled_sampling import ScheduledSampling
-
+    """Compare soft with hard inputs, on the LSTM."""
     say("  soft and hard inputs")
     turns: dict[str, Any] = {"teacher forcing": update(model, CrossEntropy(), batches)}
     rows = []
@@ -113,16 +110,11 @@ def _soft(model, batches: list, rounds: int) -> list[dict]:
 
 
 def _lengths(model, data: corpus.Corpus, rounds: int) -> list[dict]:
-    """Sequential against parallel on texts of several lengths, and how the sequential cost grows."""
-    from unforced.objectives.parallel_scheduled_sampling import ParallelScheduledSampling
-    from unforced.objectives.scheduled_sampling import ScheduledSampling
-
+    """Compare sequential with parallel sampling by length of text; measure how the sequential cost grows."""
     say("  lengths")
-    running = [token for _, target in data.ids("train") for token in target[:-1]]
     rows, per_token = [], {}
     for length in LENGTHS:
-        texts = [[*running[i * length : (i + 1) * length - 1], corpus.EOS] for i in range(ROWS)]
-        batches = [batch([([*text[:16], corpus.EOS], text) for text in texts])]
+        batches = [running_text(data, length, ROWS)]
         sequential = f"Transformer, {length} tokens, sequential sample"
         turns = {
             sequential: update(model, ScheduledSampling(feed="sample", mixing=0.5), batches),
@@ -135,7 +127,7 @@ def _lengths(model, data: corpus.Corpus, rounds: int) -> list[dict]:
         growth = ratio(per_token[long], per_token[short])
         rows.append(
             row(
-                f"Transformer, sequential: cost a token at {long} tokens",
+                f"Transformer, sequential: cost per token at {long} tokens",
                 f"{short} tokens",
                 growth,
                 target=f"<= {GROWTH} (1 is linear, {long // short} quadratic)",
@@ -145,12 +137,9 @@ def _lengths(model, data: corpus.Corpus, rounds: int) -> list[dict]:
     return rows
 
 
-def _memory(model, each) -> list[dict]:
-    """Peak memory of one parallel pass over that of teacher forcing."""
-    from unforced.objectives.cross_entropy import CrossEntropy
-    from unforced.objectives.parallel_scheduled_sampling import ParallelScheduledSampling
-
-    peaks = [peak(model, objective, each) for objective in (ParallelScheduledSampling(p=0.5), CrossEntropy())]
+def _memory(model, batch) -> list[dict]:
+    """Compare the peak memory of one parallel pass with that of teacher forcing."""
+    peaks = [peak(model, objective, batch) for objective in (ParallelScheduledSampling(p=0.5), CrossEntropy())]
     found = {"median": peaks[0] / peaks[1]}
     return [
         row(

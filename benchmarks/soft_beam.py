@@ -1,27 +1,31 @@
-"""What an update through the relaxed beam search costs, as a ratio to cross-entropy of the same model, made step by step as the
-search is; what looking at the best continuations alone saves; what making steps again costs and saves."""
+"""Compare updates through the relaxed beam search with step-by-step cross-entropy of the same model.
+
+Also measured: how much it saves to weigh only the best continuations, and what checkpointing costs and saves.
+"""
 
 import statistics
 from typing import Any
 
+import torch
+import torch.nn.functional as F
+
 import corpus
 from harness import WORK, interleave, ratio, row, say
-from trained import QUICK, UPDATES, batch, trained
+from models import QUICK_UPDATES, UPDATES, batch, running_text, trained
+from unforced.objectives.cross_entropy import CrossEntropy
+from unforced.objectives.soft_beam import SoftBeam
+from unforced.types import Loss, Progress
 from updates import cost, peak, update
 
 LENGTH, LARGE, BEAMS, LONG = 15, 32_000, (1, 2, 4, 8), (16, 64)
 ALPHA = 10.0
-STEP, STEP_LARGE, FASTER, FASTER_LARGE, SMALLER, AGAIN, MEMORY = (2.5, 3.0, 2.0, 4.0, 3.0, 1.4, 4.0)  # the targets
+STEP, STEP_LARGE, FASTER, FASTER_LARGE, SMALLER, RECOMPUTED, MEMORY = (2.5, 3.0, 2.0, 4.0, 3.0, 1.4, 4.0)  # targets
 
 
 class StepByStep:
-    """Cross-entropy with one call of the decoder a token."""
+    """Cross-entropy with one call of the decoder per token."""
 
     def __call__(self, model, batch, *, progress, rng):
-        import torch.nn.functional as F
-
-        from unforced.types import Loss
-
         state, total = model.start(batch), 0.0
         for t in range(batch.prefix.shape[1]):
             features, state = model.advance(state, model.embed(batch.prefix[:, t : t + 1]))
@@ -31,12 +35,10 @@ class StepByStep:
 
 
 def run(*, quick: bool, threads: int) -> dict:
-    import torch
-
     torch.set_num_threads(threads)
     torch.set_flush_denormal(True)
     data = corpus.prepare(WORK)
-    updates, rounds = (QUICK, 3) if quick else (UPDATES, 7)
+    updates, rounds = (QUICK_UPDATES, 3) if quick else (UPDATES, 7)
     pairs = [pair for pair in data.ids("train") if len(pair[1]) == LENGTH][: corpus.BATCH]
     lstm, large = trained("lstm", data, updates), trained("lstm", data, updates, LARGE)
     transformer = trained("transformer", data, updates // 3)
@@ -45,7 +47,7 @@ def run(*, quick: bool, threads: int) -> dict:
         *_sizes(large, batch(pairs), max(3, rounds - 2), f"V {LARGE:,}", STEP_LARGE, FASTER_LARGE, None),
         *_sharpness(lstm, batch(pairs), rounds),
         *_beams(lstm, batch(pairs), rounds),
-        *_again(lstm, data, rounds),
+        *_checkpoint(lstm, data, rounds),
         *_transformer(transformer, data, max(3, rounds - 2)),
     ]
     return {
@@ -54,19 +56,15 @@ def run(*, quick: bool, threads: int) -> dict:
             "models": f"LSTM 256 with Bahdanau attention, {updates} updates of cross-entropy before, and Transformer 3+3, 256 wide,"
             f" {updates // 3} updates before, float32, dropout on",
             "data": f"{data.name}, {corpus.BATCH} pairs with targets of {LENGTH} tokens; 16, 64 and 30 tokens are running text",
-            "soft beam": f"direct loss, local scores, K 3, α {ALPHA:g}, keep 64, tolerance 1e-4 where nothing else is said",
+            "soft beam": f"direct loss, local scores, K 3, α {ALPHA:g}, keep 64, tolerance 1e-4, unless stated otherwise",
             "rounds": f"{rounds}, after one to warm up",
-            "memory": "the most that the allocator had given out at one time during forward and backward, by"
-            " PyTorch's profiler, above what it had before",
+            "memory": "peak of allocated bytes in forward and backward, by PyTorch's profiler",
         },
     }
 
 
 def _sizes(model, each, rounds: int, label: str, step: float, faster: float, smaller: float | None) -> list[dict]:
-    """Truncated and full against step-by-step cross-entropy."""
-    from unforced.objectives.cross_entropy import CrossEntropy
-    from unforced.objectives.soft_beam import SoftBeam
-
+    """Compare the truncated and the full search with step-by-step cross-entropy."""
     say(f"  {label}")
     objectives: dict[str, Any] = {
         "cross-entropy, step by step": StepByStep(),
@@ -90,11 +88,11 @@ def _sizes(model, each, rounds: int, label: str, step: float, faster: float, sma
     rows.append(
         row(
             f"LSTM, {label}, all continuations: time",
-            "the best, certified",
+            "the best, with a bound",
             speed,
             target=f">= {faster}",
             passed=speed["median"] >= faster,
-            absolute=f"{medians[0]:.0f} and {medians[1]:.0f} ms an update",
+            absolute=f"{medians[0]:.0f} and {medians[1]:.0f} ms per update",
         )
     )
     peaks = [peak(model, objectives[name], each) for name in ("full", "best")]
@@ -102,7 +100,7 @@ def _sizes(model, each, rounds: int, label: str, step: float, faster: float, sma
     rows.append(
         row(
             f"LSTM, {label}, all continuations: peak memory",
-            "the best, certified",
+            "the best, with a bound",
             found,
             target=None if smaller is None else f">= {smaller}",
             passed=None if smaller is None else found["median"] >= smaller,
@@ -113,12 +111,7 @@ def _sizes(model, each, rounds: int, label: str, step: float, faster: float, sma
 
 
 def _sharpness(model, each, rounds: int) -> list[dict]:
-    """Other α: the smoother, the more continuations matter."""
-    import torch
-
-    from unforced.objectives.soft_beam import SoftBeam
-    from unforced.types import Progress
-
+    """Measure the cost by α: the smoother the search, the more continuations have weight."""
     say("  α")
     objectives = {f"LSTM, soft beam, α {alpha:g}": SoftBeam(alpha=alpha) for alpha in (1.0, 3.0, 100.0)}
     turns = {name: update(model, objective, [each]) for name, objective in objectives.items()}
@@ -130,15 +123,13 @@ def _sharpness(model, each, rounds: int) -> list[dict]:
             loss = objective(model, each, progress=Progress(), rng=torch.Generator())
         total, count = loss.metrics["kept"]
         found = cost(name, base, times, base, None)
-        found["absolute"] += f"; {float(total / count):.0f} continuations weighed a step"
+        found["absolute"] += f"; {float(total / count):.0f} continuations weighed per step"
         rows.append(found)
     return rows
 
 
 def _beams(model, each, rounds: int) -> list[dict]:
-    """More hypotheses."""
-    from unforced.objectives.soft_beam import SoftBeam
-
+    """Measure the cost by number of hypotheses."""
     say("  K")
     names = {k: f"LSTM, soft beam, K {k}" for k in BEAMS}
     turns = {name: update(model, SoftBeam(beam=k, alpha=ALPHA), [each]) for k, name in names.items()}
@@ -146,27 +137,18 @@ def _beams(model, each, rounds: int) -> list[dict]:
     return [cost(name, "K 1", times, names[1], float(k)) for k, name in names.items() if k > 1]
 
 
-def _texts(data: corpus.Corpus, length: int, count: int):
-    """A batch of running texts of exactly so many tokens."""
-    running = [token for _, target in data.ids("train") for token in target[:-1]]
-    texts = [[*running[i * length : (i + 1) * length - 1], corpus.EOS] for i in range(count)]
-    return batch([([*text[:16], corpus.EOS], text) for text in texts])
-
-
-def _again(model, data: corpus.Corpus, rounds: int) -> list[dict]:
-    """Making steps again in the backward pass."""
-    from unforced.objectives.soft_beam import SoftBeam
-
-    say("  making steps again")
-    plain, again = (SoftBeam(alpha=ALPHA, checkpoint=flag) for flag in (False, True))
+def _checkpoint(model, data: corpus.Corpus, rounds: int) -> list[dict]:
+    """Measure time and memory of recomputing steps in the backward pass."""
+    say("  checkpoint")
+    plain, recomputing = (SoftBeam(alpha=ALPHA, checkpoint=flag) for flag in (False, True))
     rows, peaks = [], {}
     for length in LONG:
-        each = _texts(data, length, 16)
+        each = running_text(data, length, 16)
         title = f"LSTM, soft beam, {length} tokens, checkpoint"
-        turns = {title: update(model, again, [each]), "without": update(model, plain, [each])}
+        turns = {title: update(model, recomputing, [each]), "without": update(model, plain, [each])}
         times = interleave(turns, rounds, unit="ms/update")
-        rows.append(cost(title, "without", times, "without", AGAIN))
-        peaks[length] = [peak(model, objective, each) for objective in (again, plain)]
+        rows.append(cost(title, "without", times, "without", RECOMPUTED))
+        peaks[length] = [peak(model, objective, each) for objective in (recomputing, plain)]
     for which, name in enumerate(("with", "without")):
         short, long = (peaks[length][which] for length in LONG)
         target = (LONG[1] / LONG[0]) ** 0.5
@@ -185,12 +167,9 @@ def _again(model, data: corpus.Corpus, rounds: int) -> list[dict]:
 
 
 def _transformer(model, data: corpus.Corpus, rounds: int) -> list[dict]:
-    """The Transformer, whose state is all keys and values so far."""
-    from unforced.objectives.cross_entropy import CrossEntropy
-    from unforced.objectives.soft_beam import SoftBeam
-
+    """Compare the same on a Transformer, whose state is all keys and values so far."""
     say("  Transformer")
-    each, soft = _texts(data, 30, corpus.BATCH), SoftBeam(alpha=ALPHA)
+    each, soft = running_text(data, 30, corpus.BATCH), SoftBeam(alpha=ALPHA)
     title = "Transformer, soft beam, 30 tokens"
     turns = {
         title: update(model, soft, [each]),

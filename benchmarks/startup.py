@@ -1,4 +1,4 @@
-"""How long ``unforced --help`` takes, and that it loads neither torch nor numpy."""
+"""Measure the time of ``unforced --help``, and check that it loads neither torch nor numpy."""
 
 import subprocess
 import sys

@@ -1,17 +1,18 @@
-"""Cross-entropy training, target tokens a second, against Hugging Face's trainer and JoeyNMT; data loading included."""
+"""Compare cross-entropy training, data loading included, with Hugging Face's trainer and JoeyNMT."""
 
 import subprocess
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
 import corpus
-from harness import HERE, WORK, SideError, Sides, ratio, row, say
-from race import WARM_UP, details, race, wish
+from harness import HERE, WARM_UP, WORK, SideError, Sides, details, race, ratio, row, say
+from models import SHAPES
 
 TARGET = 1.05
 FULL, QUICK = (4, 50), (2, 25)  # rounds, and updates in each
-LEFT_OUT = ("lstm_fed", "joeynmt-grouped")  # of a quick run
+LEFT_OUT = ("lstm_fed", "joeynmt-grouped")  # in a quick run
 TITLES = {
     "transformer": "Transformer 3+3, 256 wide",
     "lstm": "LSTM 256, Bahdanau attention",
@@ -21,16 +22,16 @@ JOEYNMT = HERE / ".venv-joeynmt" / "bin" / "python"
 
 
 class Program(NamedTuple):
-    """A side: its script and what else it is told; how long its turns are, as a share of the longest."""
+    """A training program that is measured."""
 
     label: str
     script: str
-    more: dict
-    share: float
-    judged: bool  # whether the target is about it
+    options: dict  # beyond those of ``side_options``
+    share: float  # length of its turns, as a share of ours
+    has_target: bool
 
 
-# Hugging Face sorts each 50 batches by length, so that only 50 updates have all lengths in them.
+# Hugging Face sorts each 50 batches by length, so only a turn of 50 updates has all lengths.
 PROGRAMS = {
     "unforced": Program("", "unforced_side.py", {}, 1.0, False),
     "huggingface": Program("Hugging Face Trainer", "huggingface_side.py", {}, 1.0, True),
@@ -58,9 +59,9 @@ def run(*, quick: bool, threads: int) -> dict:
             for name, program in PROGRAMS.items():
                 if name in left_out:
                     continue
-                asked = {**wish(model, data, Path(folder) / name, threads), **program.more}
+                options = {**side_options(model, data, Path(folder) / name, threads), **program.options}
                 python = {"python": JOEYNMT} if "joeynmt" in name else {}
-                side = sides.start(f"{name}-{model}", program.script, asked, **python)
+                side = sides.start(f"{name}-{model}", program.script, options, **python)
                 turns[side.name] = round(program.share * updates)
                 versions |= side.facts["versions"]
             windows = race(sides.all, rounds, turns)
@@ -82,19 +83,32 @@ def _row(title: str, program: Program, found: dict[str, dict], ours: str, theirs
         f"{title}: tokens/s",
         program.label,
         figure,
-        target=f">= {TARGET}" if program.judged else None,
-        passed=figure["median"] >= TARGET if program.judged else None,
+        target=f">= {TARGET}" if program.has_target else None,
+        passed=figure["median"] >= TARGET if program.has_target else None,
         absolute=f"{means[0]:,.0f} and {means[1]:,.0f} tokens/s",
     )
 
 
+def side_options(model: str, data: corpus.Corpus, folder: Path, threads: int) -> dict:
+    """Return the options of every training side."""
+    return {
+        "model": model,
+        "shape": SHAPES[model],
+        "corpus": asdict(data),
+        "folder": str(folder),
+        "batch": corpus.BATCH,
+        "learning_rate": 5e-4,
+        "threads": threads,
+    }
+
+
 def make_joeynmt() -> None:
-    """Make JoeyNMT's environment if it isn't there."""
+    """Create JoeyNMT's environment if it does not exist."""
     if not JOEYNMT.exists():
-        say("  making JoeyNMT's environment, which takes minutes")
-    made = subprocess.run([str(HERE / "joeynmt_setup.sh")], capture_output=True, text=True)
-    if made.returncode:
-        raise SideError(f"benchmarks/joeynmt_setup.sh failed: {made.stderr.strip()[-600:]}")
+        say("  creating JoeyNMT's environment, which takes minutes")
+    done = subprocess.run([str(HERE / "joeynmt_setup.sh")], capture_output=True, text=True)
+    if done.returncode:
+        raise SideError(f"benchmarks/joeynmt_setup.sh failed: {done.stderr.strip()[-600:]}")
 
 
 def _settings(data: corpus.Corpus, rounds: int, updates: int) -> dict[str, object]:

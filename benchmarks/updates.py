@@ -1,4 +1,4 @@
-"""What an update costs in time and memory: forward, backward and AdamW of a model with an objective."""
+"""Measure time and memory of an update: forward, backward and AdamW of a model with an objective."""
 
 import copy
 import itertools
@@ -6,21 +6,24 @@ import statistics
 import time
 from collections.abc import Callable
 
+import torch
+from torch.profiler import ProfilerActivity, profile
+
 from harness import ratio, row
+from unforced.types import Progress
 
 
-def update(model, objective, batches: list, *, dropout: bool = True, apart: bool = False) -> Callable[[], float]:
-    """A turn: an update on each batch; milliseconds an update. With ``apart`` a turn is one update, on the next batch:
-    what else the machine does then spoils a few of many ratios, and small differences can be told."""
-    import torch
+def update(model, objective, batches: list, *, single: bool = False) -> Callable[[], float]:
+    """Return a turn, which makes one update on each batch and returns milliseconds per update.
 
-    from unforced.types import Progress
-
-    mine = copy.deepcopy(model).train(dropout)
+    With ``single`` a turn is one update, on the next batch. Other load on the machine then affects a few of many ratios,
+    so small differences can be measured.
+    """
+    mine = copy.deepcopy(model).train()
     optimizer = torch.optim.AdamW(mine.parameters(), lr=1e-7, fused=True)
     rng = torch.Generator().manual_seed(1)
 
-    groups = itertools.cycle([[each] for each in batches] if apart else [batches])
+    groups = itertools.cycle([[each] for each in batches] if single else [batches])
 
     def turn() -> float:
         group = next(groups)
@@ -43,16 +46,12 @@ def cost(title: str, against: str, times: dict[str, list[float]], over: str, tar
         figure,
         target=None if target is None else f"<= {target}",
         passed=None if target is None else figure["median"] <= target,
-        absolute=f"{medians[0]:.0f} and {medians[1]:.0f} ms an update",
+        absolute=f"{medians[0]:.0f} and {medians[1]:.0f} ms per update",
     )
 
 
 def peak(model, objective, each) -> int:
-    """The most bytes that were allocated at once by one forward and backward pass."""
-    import torch
-
-    from unforced.types import Progress
-
+    """Return the peak of allocated bytes in one forward and backward pass."""
     mine = copy.deepcopy(model).train()
 
     def work() -> None:
@@ -63,9 +62,7 @@ def peak(model, objective, each) -> int:
 
 
 def allocated(work: Callable[[], None]) -> int:
-    """The most bytes that were allocated at once while ``work`` ran."""
-    from torch.profiler import ProfilerActivity, profile
-
+    """Return the peak of allocated bytes while ``work`` runs."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         work()
     held = most = 0

@@ -1,9 +1,9 @@
-"""Hugging Face's ``Seq2SeqTrainer`` on the shared corpus, with a model of the same shape.
+"""Train with Hugging Face's ``Seq2SeqTrainer`` on the shared corpus, with a model of the same shape.
 
-The Transformer is Pegasus's (layer normalisation in front of each block, sinusoidal positions, one embedding for source, target
-and output) with our sizes; for the LSTM, which ``transformers`` has not, a plain module. The trainer gets what serves
-it best here: fused AdamW, batches grouped by length, a collator that only pads, no logging, evaluation or saving,
-and no worker processes, which would compete for the cores only to pad numbers that lie in memory.
+The Transformer is Pegasus with our sizes: layer normalisation before each block, sinusoidal positions, one embedding for
+source, target and output. ``transformers`` has no LSTM of this kind, so the trainer gets a plain module. Its settings
+are the fastest here: fused AdamW, batches grouped by length, a collator that only pads, and no worker processes (the
+data are in memory). Logging, evaluation and saving are off.
 """
 
 import sys
@@ -13,21 +13,21 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 import transformers
+from pace import Pace, options
+from plain_lstm import PlainLstm
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
 
 import corpus
-from pace import Pace, settings
-from shapes import huggingface_transformer
-from sides.plain_lstm import PlainLstm
+from models import huggingface_transformer
 
-IGNORED = -100  # the label that Hugging Face's losses leave out
+IGNORED = -100  # the label that Hugging Face's losses ignore
 
 
 class Pairs(Dataset):
-    """The examples as tensors, made once."""
+    """The examples as tensors, converted once."""
 
     def __init__(self, pairs: list[tuple[list[int], list[int]]]) -> None:
         self.items = [{"input_ids": torch.tensor(s), "labels": torch.tensor(t)} for s, t in pairs]
@@ -46,7 +46,7 @@ def collate(items: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 class Paced(Seq2SeqTrainer):
-    """The trainer, telling the parent of each update it is about to make."""
+    """The trainer, which counts each update."""
 
     pace: Pace
 
@@ -57,24 +57,24 @@ class Paced(Seq2SeqTrainer):
 
 def build(name: str, shape: dict, vocabulary: int) -> nn.Module:
     if name == "transformer":
-        return huggingface_transformer(shape, vocabulary, pad=corpus.PAD, bos=corpus.BOS, eos=corpus.EOS)
+        return huggingface_transformer(shape, vocabulary)
     return PlainLstm(shape, vocabulary, pad=corpus.PAD, bos=corpus.BOS, ignored=IGNORED)
 
 
 def main() -> None:
-    wish = settings()
+    chosen = options()
     pace = Pace()
-    torch.set_num_threads(wish["threads"])
+    torch.set_num_threads(chosen["threads"])
     torch.manual_seed(1)
-    data = corpus.Corpus(**wish["corpus"])
-    model = build(wish["model"], wish["shape"], data.vocabulary)
+    data = corpus.Corpus(**chosen["corpus"])
+    model = build(chosen["model"], chosen["shape"], data.vocabulary)
     arguments = Seq2SeqTrainingArguments(
-        output_dir=wish["folder"],
+        output_dir=chosen["folder"],
         use_cpu=True,
         max_steps=10**6,
-        per_device_train_batch_size=wish["batch"],
+        per_device_train_batch_size=chosen["batch"],
         train_sampling_strategy="group_by_length",
-        learning_rate=wish["learning_rate"],
+        learning_rate=chosen["learning_rate"],
         lr_scheduler_type="inverse_sqrt",
         warmup_steps=400,
         max_grad_norm=1.0,

@@ -1,22 +1,18 @@
-"""JoeyNMT's own training on the shared corpus; runs inside benchmarks/.venv-joeynmt.
+"""Train with JoeyNMT on the shared corpus; runs in benchmarks/.venv-joeynmt.
 
-``TrainManager.train_and_validate`` does everything (iterator, update, learning rate); the subclass only keeps time.
-It can't put sentences of similar length together, so it pads a lot; with ``grouped`` in the wishes it reads a file that is
-already in such an order, and doesn't shuffle.
+``TrainManager.train_and_validate`` does everything (iterator, update, learning rate); the subclass only measures.
+JoeyNMT cannot group sentences of similar length, so it pads a lot. With the option ``grouped`` it reads a file that is
+already in such an order, and does not shuffle.
 """
 
-import sys
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 from joeynmt import __version__
 from joeynmt.config import parse_global_args, set_validation_args
 from joeynmt.prediction import prepare
 from joeynmt.training import TrainManager
-
-from pace import Pace, settings
+from pace import Pace, options
 
 NEVER = 10**9
 
@@ -71,19 +67,19 @@ def lstm(shape: dict) -> dict:
     }
 
 
-def configuration(wish: dict) -> dict:
-    corpus = Path(wish["corpus"]["folder"])
+def configuration(chosen: dict) -> dict:
+    corpus = Path(chosen["corpus"]["folder"])
     language = {"voc_file": str(corpus / "vocabulary.txt"), "level": "word", "max_length": -1}
     return {
         "name": "benchmark",
         "joeynmt_version": __version__,
-        "model_dir": wish["folder"],
+        "model_dir": chosen["folder"],
         "use_cuda": False,
         "fp16": False,
         "num_workers": 0,
         "random_seed": 1,
         "data": {
-            "train": str(corpus / ("grouped" if wish["grouped"] else "train")),
+            "train": str(corpus / ("grouped" if chosen["grouped"] else "train")),
             "dev": str(corpus / "dev"),
             "dataset_type": "plain",
             "src": {"lang": "de", **language},
@@ -102,7 +98,7 @@ def configuration(wish: dict) -> dict:
         "training": {
             "optimizer": "adamw",
             "adam_betas": [0.9, 0.999],
-            "learning_rate": wish["learning_rate"],
+            "learning_rate": chosen["learning_rate"],
             "learning_rate_min": 1e-12,
             "learning_rate_warmup": 400,
             "scheduling": "warmupinversesquareroot",
@@ -110,21 +106,21 @@ def configuration(wish: dict) -> dict:
             "normalization": "tokens",
             "label_smoothing": 0.0,
             "loss": "crossentropy",
-            "batch_size": wish["batch"],
+            "batch_size": chosen["batch"],
             "batch_type": "sentence",
-            "shuffle": not wish["grouped"],
+            "shuffle": not chosen["grouped"],
             "epochs": NEVER,
             "validation_freq": NEVER,
             "logging_freq": NEVER,
             "early_stopping_metric": "loss",
         },
         "testing": {"beam_size": 1, "batch_size": 64, "batch_type": "sentence", "eval_metrics": ["bleu"]},
-        "model": (transformer if wish["model"] == "transformer" else lstm)(wish["shape"]),
+        "model": (transformer if chosen["model"] == "transformer" else lstm)(chosen["shape"]),
     }
 
 
 class Paced(TrainManager):
-    """The trainer, telling the parent of each update it is about to make."""
+    """The trainer, which counts each update."""
 
     pace: Pace
 
@@ -134,10 +130,10 @@ class Paced(TrainManager):
 
 
 def main() -> None:
-    wish = settings()
+    chosen = options()
     pace = Pace()
-    torch.set_num_threads(wish["threads"])
-    args = parse_global_args(configuration(wish), rank=0, mode="train")
+    torch.set_num_threads(chosen["threads"])
+    args = parse_global_args(configuration(chosen), rank=0, mode="train")
     args.model_dir.mkdir(parents=True, exist_ok=True)
     model, train_data, dev_data, _ = prepare(args, rank=0, mode="train")
     trainer = Paced(

@@ -1,15 +1,12 @@
-"""Pseudo-log-likelihoods by minicons, from text; runs in the environment that minicons_setup.sh makes."""
+"""Score text by pseudo-log-likelihood with minicons; runs in benchmarks/.venv-minicons."""
 
 import json
-import sys
 import time
 from importlib.metadata import version
 from itertools import count
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from pace import Pace, settings
+from pace import Pace, options
 
 PACE = Pace()
 
@@ -17,20 +14,20 @@ import torch  # noqa: E402 (what libraries print at import goes to the log)
 from minicons import scorer  # noqa: E402
 
 METRICS = {"single": "original", "left_to_right": "within_word_l2r"}
-SIZES = (1, 4, 8, 16, 32)  # batches tried; the fastest is measured
+SIZES = (1, 4, 8, 16, 32)  # batch sizes to try; the fastest is measured
 
 
 def main() -> None:
-    asked = settings()
-    wish = json.loads(Path(asked["file"]).read_text(encoding="utf-8"))
-    torch.set_num_threads(asked["threads"])
+    chosen = options()
+    texts = json.loads(Path(chosen["file"]).read_text(encoding="utf-8"))
+    torch.set_num_threads(chosen["threads"])
     torch.set_flush_denormal(True)
-    model, size, lines = scorer.MaskedLMScorer(wish["folder"], "cpu"), wish["batch"], wish["lines"]
+    model, size, lines = scorer.MaskedLMScorer(texts["folder"], "cpu"), texts["batch"], texts["lines"]
     if not hasattr(type(model.tokenizer), "batch_encode_plus"):
-        model.tokenizer.batch_encode_plus = model.tokenizer.__call__  # what transformers 5 has instead
+        model.tokenizer.batch_encode_plus = model.tokenizer.__call__  # its name in transformers 5
 
     def score(some: list[str]) -> list[float]:
-        return model.sequence_score(some, reduction=lambda x: x.sum(0).item(), PLL_metric=METRICS[asked["masking"]])
+        return model.sequence_score(some, reduction=lambda x: x.sum(0).item(), PLL_metric=METRICS[chosen["masking"]])
 
     def seconds(part: int) -> float:
         begin = time.perf_counter()

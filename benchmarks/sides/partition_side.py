@@ -1,4 +1,4 @@
-"""log Z of a random field over all strings of one length; prints seconds, the value and the most memory that it took."""
+"""Compute log Z of a random field over all strings of one length; print seconds, value and peak memory as JSON."""
 
 import json
 import resource
@@ -14,15 +14,15 @@ from unforced.types import Batch, Sizes, Symbols
 
 
 def main() -> None:
-    wish = json.loads(sys.argv[1])
-    torch.set_num_threads(wish["threads"])
+    options = json.loads(sys.argv[1])
+    torch.set_num_threads(options["threads"])
     torch.set_flush_denormal(True)
     torch.manual_seed(1)
-    size = wish["alphabet"]
-    model = Field(hidden=wish["hidden"]).build(Sizes(target=size + 2)).eval()
+    size = options["alphabet"]
+    model = Field(hidden=options["hidden"]).build(Sizes(target=size + 2)).eval()
     symbols = Symbols(pad=size + 1, bos=size, eos=None, banned=(size, size + 1))
     empty = torch.full((1, 1), symbols.pad)
-    batch = canvas(Batch.of_gold(empty, empty < 0, symbols), torch.tensor([wish["length"]]))
+    batch = canvas(Batch.of_gold(empty, empty < 0, symbols), torch.tensor([options["length"]]))
     begin = time.perf_counter()
     found = float(log_partition(model, batch))
     seconds = time.perf_counter() - begin

@@ -1,8 +1,8 @@
-"""An LSTM encoder-decoder with Bahdanau's attention, written as one would for Hugging Face's trainer.
+"""An LSTM encoder-decoder with Bahdanau's attention, as one would write it for Hugging Face's trainer.
 
-The shape is that of ``unforced.models.lstm.LSTM``: both directions of the encoder and the decoder are 256 wide. With
-``fed`` the context enters the recurrence (Bahdanau et al. 2015), one step at a time; else it is read from the
-decoder's states after a single call of the fused LSTM.
+It has the shape of ``unforced.models.lstm.LSTM``: both directions of the encoder and the decoder are 256 wide. With
+``fed`` the context enters the recurrence (Bahdanau et al. 2015), one step at a time. Otherwise attention reads the
+decoder's states after one call of the fused LSTM.
 """
 
 import torch
@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 
 class PlainLstm(nn.Module):
-    """Token ids in, loss out; ``labels`` are ``ignored`` where nothing is to be predicted."""
+    """Return the loss of ``labels``; positions with the label ``ignored`` do not count."""
 
     def __init__(self, shape: dict, vocabulary: int, *, pad: int, bos: int, ignored: int) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class PlainLstm(nn.Module):
         return {"loss": loss}
 
     def attend(self, queries: Tensor, keys: Tensor, memory: Tensor, padding: Tensor) -> Tensor:
-        """[B,T,Q] queries -> [B,T,M] contexts."""
+        """Return contexts [B,T,M] for queries [B,T,Q]."""
         sums = torch.tanh(self.query(queries).unsqueeze(2) + keys.unsqueeze(1))  # [B,T,S,A]
         scores = self.energy(sums).squeeze(-1).masked_fill(padding.unsqueeze(1), float("-inf"))
         return scores.softmax(dim=-1) @ memory

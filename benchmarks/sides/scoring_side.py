@@ -1,13 +1,10 @@
-"""Pseudo-log-likelihoods by this library, from text; a turn scores so many batches."""
+"""Score text by pseudo-log-likelihood with this library; an update of a turn is one batch."""
 
 import json
-import sys
 from itertools import count
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from pace import Pace, settings
+from pace import Pace, options
 
 PACE = Pace()
 
@@ -20,15 +17,15 @@ from unforced.energy.pseudo_log_likelihood import pseudo_log_likelihood  # noqa:
 
 
 def main() -> None:
-    asked = settings()
-    wish = json.loads(Path(asked["file"]).read_text(encoding="utf-8"))
-    torch.set_num_threads(asked["threads"])
-    reader, size, lines = open_model(wish["folder"]), wish["batch"], wish["lines"]
+    chosen = options()
+    texts = json.loads(Path(chosen["file"]).read_text(encoding="utf-8"))
+    torch.set_num_threads(chosen["threads"])
+    reader, size, lines = open_model(texts["folder"]), texts["batch"], texts["lines"]
 
     def score(some: list[str]) -> list[float]:
         sentences = [reader.read(line) for line in some]
         batch = reader.collate(sentences)
-        words = None if asked["masking"] == "single" else reader.words(sentences, batch)
+        words = None if chosen["masking"] == "single" else reader.words(sentences, batch)
         found = pseudo_log_likelihood(reader.model, batch, words)
         return found.double().sum(dim=1).tolist()
 

@@ -1,6 +1,6 @@
-"""This library's own training on the shared corpus: ``unforced.training.trainer.train``, log lines included.
+"""Train with this library on the shared corpus: ``unforced.training.trainer.train``, with log lines.
 
-With ``bare`` in the wishes, the same model on the same batches in a bare PyTorch loop.
+With the option ``bare``, train the same model on the same batches in a bare PyTorch loop.
 """
 
 import sys
@@ -10,11 +10,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
+from pace import Pace, options
 from torch import nn
 
 import corpus
-from pace import Pace, settings
-from shapes import unforced_model
+from models import unforced_model
 from unforced import __version__
 from unforced.decoding.greedy import Greedy
 from unforced.objectives.cross_entropy import CrossEntropy
@@ -31,50 +31,54 @@ NEVER = 10**9
 
 @dataclass(frozen=True)
 class Paced(CrossEntropy):
-    """Cross-entropy, telling the parent of each update it is asked for."""
+    """Cross-entropy, which counts each update."""
 
     def __call__(self, model, batch, *, progress, rng):
         PACE.begin_update(batch.tokens)
         return super().__call__(model, batch, progress=progress, rng=rng)
 
 
-def prepared(wish: dict) -> tuple[Pairs, Examples, PairCodec, nn.Module]:
-    """The task, its training examples, its codec, and the model."""
-    data = corpus.Corpus(**wish["corpus"])
+def prepare(chosen: dict) -> tuple[Pairs, Examples, PairCodec, nn.Module]:
+    """Return the task, its training examples, its codec, and the model."""
+    data = corpus.Corpus(**chosen["corpus"])
     task = Pairs(
         train=str(data.path("train.tsv")), dev=str(data.path("dev.tsv")), test=str(data.path("dev.tsv")), joint=True
     )
     examples = task.read("train")
     codec = task.fit(examples)
     torch.manual_seed(1)
-    return task, examples, codec, unforced_model(wish["model"], wish["shape"]).build(codec.sizes)
+    return task, examples, codec, unforced_model(chosen["model"], chosen["shape"]).build(codec.sizes)
 
 
-def run_loop(wish: dict) -> None:
-    """The library's loop, as a user would call it."""
-    task, _, _, model = prepared(wish)
-    options = Training(
+def run_loop(chosen: dict) -> None:
+    """Train with the library's loop, as a user would call it."""
+    task, _, _, model = prepare(chosen)
+    training = Training(
         epochs=None,
         steps=5000,
         batch_tokens=NEVER,
-        max_rows=wish["batch"],
-        learning_rate=wish["learning_rate"],
+        max_rows=chosen["batch"],
+        learning_rate=chosen["learning_rate"],
         schedule="inverse_sqrt",
         warmup=400,
         validate_every=NEVER,
     )
     ready(model)
-    recipe = Recipe("speed", "", (1,), "own", task, model, Paced(), options, {"greedy": Greedy()}, (Variant("own"),))
-    train(recipe, wish["folder"], quiet=True)
+    recipe = Recipe(
+        "speed", "", (1,), "plain", task, model, Paced(), training, {"greedy": Greedy()}, (Variant("plain"),)
+    )
+    train(recipe, chosen["folder"], quiet=True)
 
 
-def run_bare(wish: dict) -> None:
-    """The same batches, collated beforehand, in a loop of the five lines that training can't do without."""
-    _, examples, codec, model = prepared(wish)
+def run_bare(chosen: dict) -> None:
+    """Train on the same batches, collated beforehand, in a loop of the five lines that training requires."""
+    _, examples, codec, model = prepare(chosen)
     encoded = [codec.encode(example) for example in examples]
-    order = epoch_batches(token_lengths(encoded), Training(batch_tokens=NEVER, max_rows=wish["batch"]), seed=1, epoch=0)
+    order = epoch_batches(
+        token_lengths(encoded), Training(batch_tokens=NEVER, max_rows=chosen["batch"]), seed=1, epoch=0
+    )
     batches = [codec.collate([encoded[row] for row in rows], rows) for rows in order]
-    optimizer = torch.optim.AdamW(model.parameters(), lr=wish["learning_rate"], betas=(0.9, 0.98), fused=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=chosen["learning_rate"], betas=(0.9, 0.98), fused=True)
     objective, rng, step = Paced(), torch.Generator().manual_seed(1), 0
     torch.set_flush_denormal(True)
     model.train()
@@ -97,6 +101,6 @@ def ready(model: nn.Module) -> None:
 
 
 PACE = Pace()
-WISH = settings()
-torch.set_num_threads(WISH["threads"])
-(run_bare if WISH.get("bare") else run_loop)(WISH)
+OPTIONS = options()
+torch.set_num_threads(OPTIONS["threads"])
+(run_bare if OPTIONS.get("bare") else run_loop)(OPTIONS)
