@@ -1,4 +1,4 @@
-"""The hand-written pages run, and their tables are the generated ones."""
+"""The examples of the pages run, and their tables are the generated ones."""
 
 import doctest
 import importlib
@@ -45,13 +45,13 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(target), link
 
 
-def test_recipes_that_pages_name_are_there() -> None:
+def test_recipes_that_pages_name_exist() -> None:
     folders = (ROOT / "src" / "unforced" / "recipes" / "builtin", ROOT / "docs" / "skeleton")
-    there = {path.stem for folder in folders for path in folder.glob("*.toml")}
+    recipes = {path.stem for folder in folders for path in folder.glob("*.toml")}
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         named = set(re.findall(r"unforced compare (\w+)(?![\w.])", text))
-        assert named <= there, f"{page.name}: {named - there}"
+        assert named <= recipes, f"{page.name}: {named - recipes}"
 
 
 def test_tables_in_pages_are_the_generated_ones() -> None:
@@ -99,23 +99,24 @@ SHORT = {
 
 
 def shortened(command: str) -> str:
-    """The same with little work."""
+    """The command with options that make it fast."""
     command = re.sub(r" --(sweeps|examples|jobs) \d+| *#.*", "", command)
-    more = next((words for start, words in SHORT.items() if command.startswith(f"unforced {start}")), "")
-    return f"{command} {more}".replace(
+    options = next((words for start, words in SHORT.items() if command.startswith(f"unforced {start}")), "")
+    return f"{command} {options}".replace(
         "training.steps=2", "training.steps=2 training.epochs=none training.dev_examples=4"
     )
 
 
 def commands(page: Path) -> list[str]:
-    """The lines of a page's shell examples that call the program, as they stand there."""
-    blocks = re.findall(r"^```bash\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    """The lines of a page's shell examples that call the program, without those that reproduce its results."""
+    text = page.read_text(encoding="utf-8").partition("\n## Results")[0]
+    blocks = re.findall(r"^```bash\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     lines = [line for block in blocks for line in block.splitlines()]
     return [line for line in lines if re.match(r"(echo .* \| )?unforced ", line)]
 
 
-def own_files() -> None:
-    """The files that pages speak of, below the present folder."""
+def write_data_files() -> None:
+    """Write the data files of the examples into the present folder."""
     rng = random.Random(1)
     sentences = [" ".join(rng.choice("abcdefgh") for _ in range(rng.randint(4, 7))) for _ in range(120)]
     text = {
@@ -132,17 +133,17 @@ def test_shell_examples_run_one_after_another(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    own_files()
+    write_data_files()
     lines = [line for line in commands(ROOT / page) if "path/to/" not in line]
     for line in lines:
-        said, _, command = line.rpartition(" | ")
-        command, _, read = shortened(command).partition(" < ")
-        if read:
-            name, _, more = read.partition(" ")
-            told, command = Path(name).read_text(encoding="utf-8"), f"{command} {more}"
+        echo, _, command = line.rpartition(" | ")
+        command, _, source = shortened(command).partition(" < ")
+        if source:
+            name, _, options = source.partition(" ")
+            text, command = Path(name).read_text(encoding="utf-8"), f"{command} {options}"
         else:
-            told = said.removeprefix("echo ").strip('"')
-        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(told.encode())))
+            text = echo.removeprefix("echo ").strip('"')
+        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(text.encode())))
         assert main(shlex.split(command)[1:]) == 0, line
     capsys.readouterr()
     assert len(lines) >= 3

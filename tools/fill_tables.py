@@ -1,7 +1,10 @@
 """Copy generated tables into the pages of the documentation.
 
-A page holds `<!-- table: PATH -->` … `<!-- end table -->`; the text between is replaced by the file at PATH, relative to
-the root of the project. `<!-- table: PATH METRIC -->` takes the table of one metric. `--check` changes nothing and exits with code 1 if a page is out of date.
+    python tools/fill_tables.py [--check]
+
+The text between `<!-- table: PATH -->` and `<!-- end table -->` is replaced by the file at PATH, relative to the root of
+the project. `<!-- table: PATH METRIC -->` copies the table of one metric, `<!-- table: PATH METRIC DECODER,… -->` its rows
+of some decoders. `--check` changes nothing and exits with code 1 if a page is out of date.
 """
 
 import re
@@ -9,7 +12,10 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-BLOCK = re.compile(r"(<!-- table: (?P<path>\S+)(?P<metric> \w+)? -->\n).*?(?P<end><!-- end table -->)", re.DOTALL)
+BLOCK = re.compile(
+    r"(<!-- table: (?P<path>\S+)(?: (?P<metric>\w+))?(?: (?P<decoders>[\w,]+))? -->\n).*?(?P<end><!-- end table -->)",
+    re.DOTALL,
+)
 
 
 def filled(text: str) -> str:
@@ -18,12 +24,16 @@ def filled(text: str) -> str:
     def table(match: re.Match[str]) -> str:
         path = ROOT / match["path"]
         if not path.is_file():
-            sys.exit(f"a page shows {match['path']}, which does not exist")
+            sys.exit(f"{match['path']} does not exist, but a page shows it")
         body = path.read_text(encoding="utf-8").strip()
         if match["metric"]:
             blocks = body.split("\n\n")  # a line that names the metric, its table, and so on
-            first = next(i for i, block in enumerate(blocks) if block.startswith(match["metric"].strip() + " ("))
+            first = next(i for i, block in enumerate(blocks) if block.startswith(match["metric"] + " ("))
             body = "\n\n".join(blocks[first : first + 2])
+        if match["decoders"]:
+            title, _, head, rule, *rows = body.splitlines()
+            rows = [row for row in rows if row.split(" | ")[1] in match["decoders"].split(",")]
+            body = "\n".join([title, "", head, rule, *rows])
         return f"{match[1]}{body}\n{match['end']}"
 
     return BLOCK.sub(table, text)

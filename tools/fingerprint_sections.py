@@ -255,7 +255,7 @@ def sampled(run: str, place: str, fields: dict[str, Any], *sweeps: int) -> Parts
 
 
 def kernels() -> Entries:
-    """Chains of both kernels, and energies of sentences, by masked models that were trained for a moment."""
+    """Chains of both kernels, and energies of sentences, by masked models after a few updates."""
     for run, rows in cases()["samples"].items():
         for number, fields in enumerate(rows):
             name, sweeps = f"{run} {number}", fields["sweeps"]

@@ -1,7 +1,8 @@
-"""Write the table of which objective trains which kind of Hugging Face model, from what the tests of it come to.
+"""Write the table of the objectives that train each kind of Hugging Face model.
 
-`python tools/model_kinds.py` runs the tests that try every objective on every kind of model and writes
-results/huggingface.md; docs/huggingface.md shows it.
+    python tools/model_kinds.py
+
+This runs the tests of every objective on every kind of model, and writes results/huggingface.md from their outcomes.
 """
 
 import sys
@@ -22,7 +23,7 @@ COLUMNS = {
 
 
 class Outcomes:
-    """Collects what the tests record: an objective, a column, and what came out."""
+    """A pytest plugin that collects what the tests record: an objective, a column, and the outcome."""
 
     def __init__(self) -> None:
         self.found: dict[str, dict[str, str]] = defaultdict(dict)
@@ -31,13 +32,13 @@ class Outcomes:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
             self.failed.append(report.nodeid)
-        told = dict(report.user_properties)
-        if report.when == "call" and "objective" in told:
-            self.found[str(told["objective"])][str(told["column"])] = str(told["outcome"])
+        record = dict(report.user_properties)
+        if report.when == "call" and "objective" in record:
+            self.found[str(record["objective"])][str(record["column"])] = str(record["outcome"])
 
 
 def table(found: dict[str, dict[str, str]]) -> str:
-    """Markdown, a row for each objective."""
+    """Return a Markdown table with a row for each objective."""
     lines = [
         f"| objective | {' | '.join(COLUMNS.values())} |",
         f"|---|{'---|' * len(COLUMNS)}",

@@ -17,7 +17,7 @@ def small_batch(examples: int, length: int = 6) -> Batch:
 
 def loss_of(objective: unforced.Objective, batch: Batch) -> Loss:
     torch.manual_seed(0)
-    model = unforced.model("lstm", hidden=8, embedding=4).build(Sizes(target=9)).eval()
+    model = unforced.models.LSTM(hidden=8, embedding=4).build(Sizes(target=9)).eval()
     return objective(model, batch, progress=Progress(), rng=torch.Generator().manual_seed(3))
 
 
