@@ -3,8 +3,6 @@
 ``PYTHONPATH`` chooses the checkout of the library. Weights are random: with forced lengths they do not change the work.
 """
 
-# ruff: noqa: E402, I001 (the library of the tree that the settings name is imported)
-
 import itertools
 import sys
 from pathlib import Path
