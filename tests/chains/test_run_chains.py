@@ -20,7 +20,6 @@ from unforced.energy.mask_predict import random_start
 from unforced.energy.metropolis_hastings import MetropolisHastings
 from unforced.errors import InputError
 from unforced.models.field import Field
-from unforced.training import checkpoints
 from unforced.types import Batch, Kernel, Sizes, Symbols
 
 SWEEPS = 9
@@ -96,29 +95,6 @@ def test_resumed_runs_have_the_same_bits(name: str, tmp_path: Path) -> None:
     assert kills == 3
     for a, b in zip(found, expected):
         assert torch.equal(a, b)
-    assert content(tmp_path / "broken") == content(tmp_path / "uninterrupted")
-
-
-@pytest.mark.slow
-def test_resume_after_a_crash_while_saving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sampler = SAMPLERS["mh"]
-    run(sampler, tmp_path / "uninterrupted")
-    publish, calls = checkpoints.publish, 0
-
-    def fail(folder: Path, name: str, checkpoint: checkpoints.Checkpoint) -> Path:
-        nonlocal calls
-        calls += 1
-        if calls == 3:
-            (folder / f".part-{name}").mkdir()  # as after a kill
-            (folder / f".part-{name}" / "model.safetensors").write_bytes(b"half")
-            raise Killed
-        return publish(folder, name, checkpoint)
-
-    monkeypatch.setattr(checkpoints, "publish", fail)
-    with pytest.raises(Killed):
-        run(sampler, tmp_path / "broken")
-    assert len(ChainFolder(tmp_path / "broken").traces().energy) == 6  # more than the checkpoint has
-    run(sampler, tmp_path / "broken", resume=True)
     assert content(tmp_path / "broken") == content(tmp_path / "uninterrupted")
 
 

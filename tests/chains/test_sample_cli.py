@@ -2,18 +2,16 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from masked_folders import PAIRS, conditional_run, feed, huggingface_folder, language_run, palindrome_run
+from masked_folders import PAIRS, feed, palindrome_run
 from safetensors.torch import load_file
 
 from unforced import api
@@ -24,18 +22,6 @@ from unforced.energy import samplers
 from unforced.energy.diagnostics import diagnose
 from unforced.energy.metropolis_hastings import MetropolisHastings
 from unforced.errors import InputError
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    folder = tmp_path_factory.mktemp("masked")
-    language_run(folder)
-    palindrome_run(folder)
-    palindrome_run(folder, scale=30.0)
-    conditional_run(folder)
-    huggingface_folder(folder / "bert")
-    yield folder
-    shutil.rmtree(folder)
 
 
 @pytest.fixture(autouse=True)
@@ -138,28 +124,20 @@ def refuse(*_: Any) -> None:
     "options",
     [
         ["--kernel", "gibbs", "--energy", "raw", "--temperature", "0.8", "--nucleus", "0.9", "--block", "2"],
-        ["--temperature", "1.5", "--nucleus", "0.95", "--block", "3", "--shrink", "4", "--order", "left_to_right"],
-        ["--energy", "raw", "--target-temperature", "0.9", "--anneal", "0.1", "--lowest", "0.5", "--forced", "2"],
-        ["--start", "data", "--examples", "3", "--split", "dev"],
+        ["--shrink", "4", "--order", "left_to_right", "--anneal", "0.1", "--lowest", "0.5", "--forced", "2"],
+        ["--target-temperature", "0.9", "--start", "data", "--examples", "3", "--split", "dev"],
     ],
 )  # fmt: skip
 def test_options_reach_the_kernel(options: list[str], root: Path, tmp_path: Path, capsys) -> None:
     words = ["sample", str(root / "masked-words"), "-o", str(tmp_path / "out"), "--sweeps", "6", "--quiet"]
-    if "--split" not in options:
-        words += ["--length", "3"]
-    assert main([*words, *options]) == 0
+    length = [] if "--split" in options else ["--length", "3"]
+    assert main([*words, *length, *options]) == 0
     facts = ChainFolder(tmp_path / "out").info()["facts"]
     assert facts["kernel"] == ("Gibbs" if "gibbs" in options else "MetropolisHastings")
-    assert "rows" not in facts or facts["rows"] == 4
     named = {"--target-temperature": "target"}
     for option, value in zip(options[::2], options[1::2]):
-        if option in ("--kernel", "--split", "--examples"):
-            continue
-        if option == "--start":
-            assert facts["start"] == value
-            continue
-        name = named.get(option, option.removeprefix("--"))
-        assert str(facts[name]) == value, option
+        if option not in ("--kernel", "--split", "--examples"):
+            assert str(facts[named.get(option, option.removeprefix("--"))]) == value, option
 
 
 @pytest.mark.slow
@@ -190,9 +168,10 @@ def test_resume_after_sigkill(root: Path, tmp_path: Path, capsys) -> None:
     capsys.readouterr()
 
 
-def test_stuck_chains(root: Path, tmp_path: Path, capsys) -> None:
+def test_stuck_chains(tmp_path: Path, capsys) -> None:
     """With huge weights, chains rarely move."""
-    words = ["sample", str(root / "field-30.0"), "-o", str(tmp_path / "out"), "--sweeps", "30", "--quiet"]
+    model = palindrome_run(tmp_path, scale=30.0)
+    words = ["sample", str(model), "-o", str(tmp_path / "out"), "--sweeps", "30", "--quiet"]
     assert main([*words, "--target-temperature", "0.06", "--lowest", "0.05"]) == 0
     out, err = capsys.readouterr()
     assert "stuck chains\t4 of 4" in out
@@ -273,14 +252,16 @@ def test_hugging_face_folder(root: Path, tmp_path: Path, monkeypatch, capsys) ->
         ("bert", [], "has no data: pass sentences (--input) or a length (--length)"),
         ("bert", ["--length", "50"], "accepts at most 32 tokens"),
         ("bert", ["--length", "3", "--examples", "2"], "have no separate examples"),
+        ("bert", ["--length", "3", "--input", "blank.txt"], "the sentences set the lengths"),
+        ("bert", ["--length", "3", "--start", "data"], "start=data uses the lengths of the data"),
         ("bert", ["--input", "absent.txt"], "absent.txt: cannot be read: No such file or directory"),
         ("bert", ["--input", "blank.txt"], "line 2: the line is blank"),
         ("field-0.4", ["--length", "7"], "its outputs have 4 tokens, not 7"),
-        ("conditional", ["--input", "blank.txt"], "the line is blank"),
         ("masked-words", ["--kernel", "gibbs", "--anneal", "0.1"], "gibbs.anneal: no such key"),
         ("masked-words", ["--length", "0"], "length must be at least 1"),
         ("masked-words", ["--burn-in", "3"], "burn_in must be below sweeps, 3, got 3"),
         ("masked-words", ["--checkpoint", "lsat"], 'has no checkpoint "lsat"'),
+        ("masked-words", ["--input", "empty.txt"], "the input has no lines"),
     ],
 )
 def test_invalid_input(

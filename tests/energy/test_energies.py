@@ -169,14 +169,6 @@ def test_tokens_that_are_not_allowed() -> None:
     assert found.exp().sum().item() == pytest.approx(1)
 
 
-def test_sequences_without_variables() -> None:
-    batch = ended([[], []])
-    assert energies.energy(TableModel(6), batch, batch.gold).tolist() == [0.0, 0.0]
-    mixed = ended([[3, 4], []])
-    assert energies.energy(TableModel(6), mixed, mixed.gold)[1].item() == 0.0
-    assert energies.energy(TableModel(6), mixed, mixed.gold)[0].item() > 0
-
-
 def test_invalid_input() -> None:
     batch = ended([[3, 4], [5]])
     with pytest.raises(InputError, match="do not match a batch"):

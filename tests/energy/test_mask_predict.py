@@ -8,7 +8,7 @@ from energy_cases import TableModel, alone, ended, free_of, kept_of, letters, pl
 from torch import Tensor
 
 from unforced.decoding import Decoder
-from unforced.energy import MaskPredict, canvas, random_start, warm_start
+from unforced.energy import MaskPredict, canvas, random_start
 from unforced.energy.mask_predict import fill
 from unforced.errors import InputError
 from unforced.types import Batch
@@ -48,13 +48,6 @@ def test_mask_predict_equals_a_plain_loop(iterations: int, rows: int) -> None:
     assert all(n <= rows for n, _ in model.seen)
 
 
-def test_sequences_without_variables() -> None:
-    batch = ended([[], []], SOURCES[:2])
-    found = fill(TableModel(7), batch)
-    assert torch.equal(found.tokens, batch.gold)
-    assert not found.log_probs.any()
-
-
 class Sized(TableModel):
     """A table that also predicts lengths."""
 
@@ -92,15 +85,6 @@ def test_lengths_of_the_batch_without_end_symbol() -> None:
     assert found.lengths.tolist() == [[2], [4]]
     for b, n in enumerate([2, 4]):
         assert found.tokens[b, 0, :n].tolist() == plain_fill(model, batch, b, 3)[0]
-
-
-def test_warm_start_is_one_iteration() -> None:
-    model, batch = TableModel(7), ended([[3] * n for n in (5, 1, 7, 0)], SOURCES)
-    started = warm_start(model, batch, chains=2)
-    assert torch.equal(started, fill(model, batch, 1).tokens.repeat_interleave(2, dim=0))
-    for b in range(4):
-        expected = plain_fill(model, batch, b, 1)[0]
-        assert started[2 * b, : len(expected)].tolist() == expected
 
 
 def test_random_starts() -> None:

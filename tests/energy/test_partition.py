@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from unforced.energy import energies, factored, partition
-from unforced.energy.factored import block_widths, shares_contexts
+from unforced.energy.factored import shares_contexts
 from unforced.energy.partition import energies_in_parts, log_partition, log_partition_with_gradient, true_conditionals
 from unforced.errors import InputError
 from unforced.models.field import Field, FieldModel
@@ -125,28 +125,6 @@ def test_log_partition_of_transformers(kind: Any) -> None:
     assert found.tolist() == pytest.approx(brute(conditional, sourced, kind, 3), abs=1e-9)
 
 
-def test_uniform_scores() -> None:
-    """Equal scores s: log Z = T (s + log A), and T · 0 for the local energy."""
-
-    class Equal:
-        def scores(self, batch: Batch, tokens: Tensor, masked: Tensor) -> Tensor:
-            return torch.full((*tokens.shape, 7), 0.3, dtype=torch.float64)
-
-    batch = ended(3, 1)
-    expected = [length * (0.3 + math.log(4)) for length in (3, 1)]
-    assert log_partition(Equal(), batch).tolist() == pytest.approx(expected)
-    assert log_partition(Equal(), batch, "local").tolist() == pytest.approx([0.0, 0.0], abs=1e-12)
-
-
-def test_probabilities_sum_to_one() -> None:
-    model = field(3, seed=3)
-    strings = torch.tensor(list(product((3, 4, 5), repeat=3)))
-    gold = torch.cat([strings, torch.full((27, 1), 2)], dim=1)
-    batch = Batch.of_gold(gold, gold != 0, ENDED)
-    nll = energies.energy(model, batch, batch.gold, "raw").double() + log_partition(model, batch)
-    assert float(nll.detach().neg().exp().sum()) == pytest.approx(1)
-
-
 def test_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
     original = partition.factored_terms
@@ -198,14 +176,6 @@ def test_gradient_of_log_partition(kind: Any) -> None:
         values.append(float(log_partition(model, batch, kind).sum()))
         model.join_left.weight.data.add_(direction, alpha=-sign * step)
     assert float((gradient * direction).sum()) == pytest.approx((values[0] - values[1]) / (2 * step), abs=1e-6)
-
-
-def test_block_widths() -> None:
-    for sizes, cells in (([39] * 6, 2**26), ([39] * 7, 2**20), ([5, 1, 5], 3), ([4] * 5, 100)):
-        widths = block_widths(sizes, cells)
-        assert math.prod(widths) <= cells
-        assert all(1 <= width <= size for width, size in zip(widths, sizes))
-    assert block_widths([39] * 6, 2**26)[0] == block_widths([39] * 6, 2**26)[-1] == 39
 
 
 def test_invalid_input() -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import pytest
@@ -29,9 +28,7 @@ def proposal_ratio(change: Callable[..., Tensor]) -> type[MetropolisWalk]:
 
 
 NO_RATIO = proposal_ratio(lambda walk, back, log_q, *_: torch.zeros(len(log_q), dtype=torch.float64))
-INVERTED = proposal_ratio(lambda walk, back, *args: -back(*args))
 MEAN_OVER_BLOCK = proposal_ratio(lambda walk, back, *args: back(*args) / args[3].sum(dim=1))
-FIRST_OF_BLOCK = proposal_ratio(lambda walk, back, *args: back(*(leaf[:, :1] for leaf in args)))
 BEYOND_THE_END = proposal_ratio(lambda walk, back, *args: back(*args[:3], torch.ones_like(args[3])))
 ONE_WAY_NUCLEUS = proposal_ratio(lambda walk, back, *args: back(*args).clamp(min=-1.0))
 NO_TEMPERATURE = proposal_ratio(lambda walk, back, log_q, *rest: back(log_q * walk.options.temperature, *rest))
@@ -49,16 +46,6 @@ class StaleFeatures(MetropolisWalk):
 
     def update(self, state: ChainState, rows: Tensor, tokens: Tensor, found: Terms) -> ChainState:
         return super().update(state, rows, tokens, found)._replace(features=state.features)
-
-
-class EagerEnergy(MetropolisWalk):
-    """Keep the terms of the new sequence even where it is rejected."""
-
-    def move(self, state: ChainState, turn: Turn) -> Any:
-        proposed = self.propose(state, turn)
-        _, found = self.weigh(state, turn._replace(chances=torch.zeros_like(turn.chances)), proposed)
-        after, info = super().move(state, turn)
-        return after._replace(terms=after.terms.index_copy(0, turn.rows, found.values)), info
 
 
 class WrongSign(MetropolisWalk):
@@ -91,41 +78,18 @@ class OwnTermForgotten(MetropolisWalk):
         return super().weigh(state, turn, proposed._replace(drawn_terms=old))
 
 
-class SpecialTokensProposed(MetropolisWalk):
-    """Propose special tokens, but leave them out of the probability of the reverse move."""
-
-    def log_q(self, scores: Tensor) -> Tensor:
-        return self.options.log_probs(scores, torch.ones(scores.shape[-1], dtype=torch.bool))
-
-    def back(self, log_q: Tensor, old: Tensor, drawn: Tensor, valid: Tensor) -> Tensor:
-        reverse = log_q[..., : self.model.size - 2].log_softmax(dim=2).gather(2, old.unsqueeze(2))
-        return (reverse - log_q.gather(2, drawn.unsqueeze(2))).squeeze(2).masked_fill(~valid, 0.0).sum(dim=1)
-
-
 BUGS: list[tuple[type[MetropolisWalk], dict[str, Any]]] = [
     (NO_RATIO, {"energy": "raw", "temperature": 0.6}),
-    (NO_RATIO, {"energy": "raw", "block": 2}),
-    (NO_RATIO, {"energy": "local", "temperature": 2.0}),
-    (INVERTED, {"energy": "raw", "temperature": 1.5}),
-    (StaleEnergy, {"energy": "raw"}),
-    (StaleEnergy, {"energy": "local"}),
-    (StaleFeatures, {"energy": "raw"}),
-    (StaleFeatures, {"energy": "local"}),
-    (EagerEnergy, {"energy": "raw"}),
-    (EagerEnergy, {"energy": "local"}),
-    (WrongSign, {"energy": "raw", "temperature": 1.5}),
-    (WrongSign, {"energy": "local", "block": 2}),
-    (MaskLeftIn, {"energy": "raw"}),
-    (MaskLeftIn, {"energy": "local"}),
-    (SpecialTokens, {"energy": "raw"}),
-    (SpecialTokens, {"energy": "local"}),
-    (SpecialTokensProposed, {"energy": "raw", "temperature": 1.5}),
     (MEAN_OVER_BLOCK, {"energy": "raw", "block": 2}),
-    (FIRST_OF_BLOCK, {"energy": "local", "block": 2}),
     (BEYOND_THE_END, {"energy": "raw", "block": 2}),
     (ONE_WAY_NUCLEUS, {"energy": "raw", "nucleus": 0.7}),
-    (OwnTermForgotten, {"energy": "raw", "temperature": 1.5}),
     (NO_TEMPERATURE, {"energy": "raw", "temperature": 1.5}),
+    (StaleEnergy, {"energy": "local"}),
+    (StaleFeatures, {"energy": "raw"}),
+    (WrongSign, {"energy": "local", "block": 2}),
+    (MaskLeftIn, {"energy": "local"}),
+    (SpecialTokens, {"energy": "raw"}),
+    (OwnTermForgotten, {"energy": "raw", "temperature": 1.5}),
 ]
 
 
@@ -135,15 +99,10 @@ def worst(walk: type[MetropolisWalk], sampler: MetropolisHastings) -> float:
     return violations(chains, batch, 4, sampler.energy, target=sampler.target).worst
 
 
-@cache
-def worst_of_correct_chains(sampler: MetropolisHastings) -> float:
-    return worst(MetropolisWalk, sampler)
-
-
 @pytest.mark.parametrize(
     ("bug", "fields"), [BUGS[0], *(pytest.param(*case, marks=pytest.mark.slow) for case in BUGS[1:])]
 )
 def test_a_planted_bug_is_caught(bug: type[MetropolisWalk], fields: dict[str, Any]) -> None:
     sampler = MetropolisHastings(**fields)
-    assert worst_of_correct_chains(sampler) < 1e-12
+    assert worst(MetropolisWalk, sampler) < 1e-12
     assert worst(bug, sampler) > 1e-4

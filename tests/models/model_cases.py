@@ -1,8 +1,10 @@
 """The table of networks that every contract test runs over, and small batches for them."""
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unforced.models.layers import Convolution
@@ -86,6 +88,20 @@ def batch_for(sizes: Sizes, examples: int = 4, seed: int = 0) -> Batch:
     mask = length_mask(lengths, 6)
     gold = torch.randint(2, sizes.target, (examples, 6), generator=rng).masked_fill(~mask, SYMBOLS.pad)
     return Batch.of_gold(gold, mask, SYMBOLS, **sources(sizes, examples, rng))
+
+
+def padded(batch: Batch) -> Batch:
+    """The batch with three more positions and two more source positions, filled with other tokens."""
+    wider = replace(
+        batch,
+        prefix=F.pad(batch.prefix, (0, 3), value=5),
+        gold=F.pad(batch.gold, (0, 3), value=5),
+        mask=F.pad(batch.mask, (0, 3)),
+    )
+    if batch.source is None or batch.source_mask is None:
+        return wider
+    source = F.pad(batch.source.masked_fill(~batch.source_mask, 3), (0, 2), value=6)
+    return replace(wider, source=source, source_mask=F.pad(batch.source_mask, (0, 2)))
 
 
 def features(model: Any, batch: Batch) -> Tensor:

@@ -8,7 +8,6 @@ import pytest
 import torch
 from model_cases import SYMBOLS
 
-from unforced.models.layers import Convolution
 from unforced.models.lstm import LSTM
 from unforced.models.transformer import Causal, Transformer
 from unforced.objectives.cross_entropy import CrossEntropy
@@ -47,41 +46,20 @@ def counting_task(rng: torch.Generator) -> Batch:
     return replace(batch, mask=batch.mask & (torch.arange(6) > 0))  # the start can't be known
 
 
-def caption_task(rng: torch.Generator) -> Batch:
-    """Name the row and then the column of the one bright spot of an image."""
-    row, column = torch.randint(0, 4, (2, 32), generator=rng)
-    image = torch.zeros(32, 1, 8, 8)
-    for b in range(32):
-        image[b, 0, 2 * row[b] : 2 * row[b] + 2, 2 * column[b] : 2 * column[b] + 2] = 1
-    gold = torch.stack([3 + row, 3 + column, torch.full_like(row, SYMBOLS.eos or 0)], dim=1)
-    return Batch.of_gold(gold, gold >= 0, SYMBOLS, source=image)
-
-
 SMALL: dict[str, Any] = {"width": 32, "heads": 2, "feedforward": 64, "dropout": 0.0}
 TWO: dict[str, Any] = {"encoder_layers": 1, "decoder_layers": 2}
-WORDS, SPOTS = Sizes(target=V, source=V), Sizes(target=V, image=(1, 8, 8))
-STAGES = Convolution((8, 16))
+WORDS = Sizes(target=V, source=V)
 
 
 @pytest.mark.parametrize(
     ("spec", "sizes", "task"),
     [
         (LSTM(hidden=48, embedding=32, dropout=0.0), WORDS, copy_task),
-        pytest.param(
-            LSTM(hidden=48, embedding=32, dropout=0.0, input_feeding=True, bidirectional=False),
-            WORDS,
-            copy_task,
-            marks=pytest.mark.slow,
-        ),
         (LSTM(hidden=32, embedding=16, dropout=0.0, attention="fixed"), Sizes(target=V, source=3), tagging_task),
-        pytest.param(
-            LSTM(hidden=48, embedding=32, dropout=0.0, convolution=STAGES), SPOTS, caption_task, marks=pytest.mark.slow
-        ),
         (Transformer(**SMALL, **TWO), WORDS, copy_task),
-        pytest.param(Transformer(**SMALL, **TWO, convolution=STAGES), SPOTS, caption_task, marks=pytest.mark.slow),
         (Causal(**SMALL, layers=2), Sizes(target=V, classes=4), counting_task),
     ],
-    ids=["lstm", "lstm-fed", "lstm-fixed", "lstm-image", "transformer", "transformer-image", "causal-class"],
+    ids=["lstm", "lstm-fixed", "transformer", "causal-class"],
 )
 def test_it_learns(spec: Any, sizes: Sizes, task: Callable[[torch.Generator], Batch]) -> None:
     torch.manual_seed(0)

@@ -47,21 +47,3 @@ def test_probabilities_of_all_outputs_sum_to_one() -> None:
         model = Toy(order=order, scale=2.0).build(Sizes(target=4)).double()
         total = sum(log_prob(model, tokens).exp() for tokens in product(range(4), repeat=3))
         torch.testing.assert_close(total, torch.ones((), dtype=torch.float64))
-
-
-def test_finite_differences_agree_with_its_gradient() -> None:
-    model = Toy(order=2).build(Sizes(target=3)).double()
-
-    def likelihood(table: torch.Tensor) -> torch.Tensor:
-        return torch.func.functional_call(_Likelihood(model), {"model.table": table}, ())
-
-    assert torch.autograd.gradcheck(likelihood, (model.table,))
-
-
-class _Likelihood(torch.nn.Module):
-    def __init__(self, model: torch.nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self) -> torch.Tensor:
-        return log_prob(self.model, (2, 0, 1, 1))
