@@ -16,20 +16,35 @@ class InputError(Exception):
     """
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """Suggest the known word that is nearest to an unknown one, or list all of them.
+def closest(word: str, known: Iterable[str]) -> str | None:
+    """Return the known name that is spelled nearly like ``word``, or that alone has it as a part or as its initials.
 
-    >>> nearest("epohcs", ["epochs", "steps"])
-    'did you mean "epochs"?'
+    >>> closest("epohcs", ["epochs", "learning_rate"]), closest("lr", ["epochs", "learning_rate"])
+    ('epochs', 'learning_rate')
+    >>> closest("rate", ["epochs", "learning_rate"]), closest("rate", ["learning_rate", "decay_rate"])
+    ('learning_rate', None)
+    """
+    word, names = word.lower(), {name.lower(): name for name in reversed(list(known))}
+    found = difflib.get_close_matches(word, names, n=1)
+    if not found:
+        parts = {name: name.split("_") for name in names}
+        short = [name for name, each in parts.items() if word in (*each, "".join(part[:1] for part in each))]
+        found = short if len(short) == 1 else []
+    return names[found[0]] if found else None
+
+
+def nearest(word: str, known: Iterable[str], prefix: str = "") -> str:
+    """Suggest the known name that is closest to an unknown one, written after ``prefix``, or list all of them.
+
+    >>> nearest("epohcs", ["epochs", "steps"], "training.")
+    'did you mean "training.epochs"?'
     >>> nearest("colour", ["epochs", "steps"])
     'there are: epochs, steps'
     """
-    words = list(known)
-    lower = {name.lower(): name for name in reversed(words)}
-    close = difflib.get_close_matches(word.lower(), lower, n=1)
-    if close:
-        return f'did you mean "{lower[close[0]]}"?'
-    return f"there are: {', '.join(words)}" if words else "there are none"
+    names = list(known)
+    if (found := closest(word, names)) is not None:
+        return f'did you mean "{prefix}{found}"?'
+    return f"there are: {', '.join(names)}" if names else "there are none"
 
 
 @contextmanager

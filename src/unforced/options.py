@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from unforced.errors import InputError, nearest
+from unforced.errors import InputError, closest
 
 # Ranges
 
@@ -276,8 +276,8 @@ def _check_literal(hint: Any, value: Any) -> _Problem | None:
     choices = get_args(hint)
     if any(type(value) is type(choice) and value == choice for choice in choices):
         return None
-    advice = nearest(value, [each for each in choices if isinstance(each, str)]) if isinstance(value, str) else ""
-    return _Problem(expected(hint), value, advice=advice if advice.startswith("did you mean") else "")
+    near = closest(value, [each for each in choices if isinstance(each, str)]) if isinstance(value, str) else None
+    return _Problem(expected(hint), value, advice=f'did you mean "{near}"?' if near is not None else "")
 
 
 def _check_items(items: list[tuple[str, Any, Any]]) -> _Problem | None:

@@ -506,5 +506,13 @@ def require(model: Any, method: str, *names: str) -> None:
         message = f"{method} needs a model with {' and '.join(missing)}, but {type(model).__name__} does not define "
         message += "it" if len(missing) == 1 else "them"
         if "scores" not in missing and isinstance(model, MaskedModel):
-            message += ": it is a masked model; train it with masked_lm and decode it with mask_predict"
+            message += (
+                ": it is a masked model; train it with masked_lm and decode it with mask_predict, in a recipe "
+                "objective=masked_lm decoding.masks=mask_predict training.validate=masks"
+            )
+        elif "scores" in missing and isinstance(model, StepDecoder):
+            message += (
+                ": it predicts the next token; train it with cross_entropy and decode it with beam, or choose a "
+                "masked model (masked, conditional_masked or field)"
+            )
         raise InputError(message)

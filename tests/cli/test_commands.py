@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -15,9 +16,11 @@ import pytest
 from unforced import cli
 from unforced.cli import main
 from unforced.errors import InputError
+from unforced.recipes.fields import fields_of
 from unforced.recipes.recipe import builtin, load
 from unforced.registry import REGISTRY
 from unforced.reports.tables import print_table
+from unforced.training.options import Training
 
 
 def unforced(*words: str, code: str = "from unforced.cli import main; import sys; sys.exit(main())", **options):
@@ -49,9 +52,15 @@ def test_python_m_and_version() -> None:
         (["list", "objectivs"], 'Did you mean "objectives"?'),
         (["list", "objectives", "--jsn"], "Did you mean --json?"),
         (["train"], "RECIPE"),
+        (["train", "translation"], "those of the task translation are multi30k, "),
+        (["train", "lstm"], "for your own files there are language, masked, pairs, tagging;"),
+        (["train", "g2p", "training.lr=1"], 'training.lr: no such key; did you mean "training.learning_rate"?'),
+        (["train", "g2p", "epochs=3"], 'epochs: no such key; did you mean "training.epochs"?'),
+        (["train", "g2p", "optimizer.lr=1"], 'optimizer.lr: no such key; did you mean "training.learning_rate"?'),
+        (["train", "g2p", "seed=3"], 'seed: no such key; did you mean "seeds"?'),
         (["train", "g2pp"], 'there is no recipe "g2pp"; did you mean "g2p"?'),
         (["train", "g2p", "epochs"], '"epochs" is not of the form key=value'),
-        (["train", "g2p", "training.epohcs=1"], 'training.epohcs: no such key; did you mean "epochs"?'),
+        (["train", "g2p", "training.epohcs=1"], 'training.epohcs: no such key; did you mean "training.epochs"?'),
         (["train", "g2p", "--variant", "crossentropy"], 'did you mean "cross_entropy"?'),
         (["show", "g2p", "objective=lable_smoothing"], 'did you mean "label_smoothing"?'),
         (["compare"], "compare needs a recipe"),
@@ -112,6 +121,25 @@ def test_own_warnings_are_one_line(capsys: pytest.CaptureFixture[str], monkeypat
     assert warnings.showwarning is before
 
 
+def test_every_command_has_examples_that_parse(capsys: pytest.CaptureFixture[str]) -> None:
+    for command, lines in cli.EXAMPLES.items():
+        name = command.__name__.strip("_")
+        assert main([name, "--help"]) == 0
+        out = capsys.readouterr().out
+        for line in lines:
+            assert line in out
+            words = shlex.split(line.partition("unforced ")[2].partition(" < ")[0])
+            if "|" in line:
+                words = shlex.split(line.partition("| unforced ")[2])
+            assert cli.app.parse_args(words)[0] is command
+
+
+def test_list_training(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "training"]) == 0
+    rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert ["warmup", "0", "a whole number of at least 0"] in [row[:3] for row in rows]
+
+
 def test_list_recipes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "recipes"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -125,6 +153,7 @@ def test_list_says_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert {part: names.split(", ") for part, names in parts.items()} == {
         **{part: list(names) for part, names in REGISTRY.items()},
         "recipes": list(builtin()),
+        "training": [field.name for field in fields_of(Training)],
     }
     assert main(["list", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["recipes"] == list(builtin())

@@ -191,7 +191,7 @@ def test_decode_refuses_unknown_methods_and_options(place: Path, feed, capsys: p
     assert main(["decode", str(place / "run"), "--method", "gredy"]) == 2
     assert 'there is no decoder "gredy"; did you mean "greedy"?' in capsys.readouterr().err
     assert main(["decode", str(place / "run"), "baem=3"]) == 2
-    assert 'beam.baem: no such key; did you mean "beam"?' in capsys.readouterr().err
+    assert 'beam.baem: no such key; did you mean "beam.beam"?' in capsys.readouterr().err
 
 
 def test_damaged_runs(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

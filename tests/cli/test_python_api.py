@@ -113,7 +113,7 @@ def test_missing_methods_are_named(task: unforced.Task, tmp_path: Path) -> None:
 
 
 def test_wrong_options_of_fit(task: unforced.Task, tmp_path: Path) -> None:
-    with pytest.raises(unforced.InputError, match=r'training\.epohcs: no such key; did you mean "epochs"'):
+    with pytest.raises(unforced.InputError, match=r'training\.epohcs: no such key; did you mean "training.epochs"'):
         unforced.fit(Own, task, "cross_entropy", tmp_path, epohcs=3)
     with pytest.raises(unforced.InputError, match='validate: "beam" is not in decoding'):
         unforced.fit(Own, task, "cross_entropy", tmp_path, validate="beam")
@@ -185,7 +185,7 @@ def test_objectives_are_fitted(run: Path, task: unforced.Task) -> None:
 def test_builders() -> None:
     assert unforced.objective("label_smoothing", smoothing=0.2).smoothing == 0.2
     with pytest.raises(
-        unforced.InputError, match=r'^label_smoothing\.smoothign: no such key; did you mean "smoothing"'
+        unforced.InputError, match=r'^label_smoothing\.smoothign: no such key; did you mean "label_smoothing.smoothing"'
     ):
         unforced.objective("label_smoothing", smoothign=0.2)
     with pytest.raises(unforced.InputError, match=r"^lstm\.hidden must be a whole number"):

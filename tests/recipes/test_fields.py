@@ -78,8 +78,8 @@ def test_build_converts_values(given: dict[str, Any], name: str, value: Any) -> 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"stpes": 2}, 'options.stpes: no such key; did you mean "steps"?'),
-        ({"inner": {"widht": 2}}, 'options.inner.widht: no such key; did you mean "width"?'),
+        ({"stpes": 2}, 'options.stpes: no such key; did you mean "options.steps"?'),
+        ({"inner": {"widht": 2}}, 'options.inner.widht: no such key; did you mean "options.inner.width"?'),
         ({"inner": 3}, "options.inner must be an Inner, got 3"),
         ({"inner": {"width": 0}}, "options.inner.width must be at least 1, got 0"),
         ({"mode": "fats"}, "options.mode must be one of fast, slow, 3, got 'fats'; did you mean \"fast\"?"),
@@ -91,7 +91,10 @@ def test_build_converts_values(given: dict[str, Any], name: str, value: Any) -> 
             "options.schedule.name must be one of constant, linear, exponential, inverse_sigmoid, always, rise, got 'linaer'; did you mean \"linear\"?",
         ),
         ({"schedule": {"endd": 1}}, "options.schedule.name is missing; there are: constant, linear"),
-        ({"schedule": {"name": "linear", "edn": 1}}, 'options.schedule.edn: no such key; did you mean "end"?'),
+        (
+            {"schedule": {"name": "linear", "edn": 1}},
+            'options.schedule.edn: no such key; did you mean "options.schedule.end"?',
+        ),
         ({"number": {"name": "linear", "end": 0, "over": -1}}, "options.number"),
         ({"number": [1]}, "options.number must be a number between 0 and 1 or a Schedule, got [1]"),
     ],

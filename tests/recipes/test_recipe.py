@@ -212,7 +212,7 @@ def test_malformed_overrides_are_rejected(tiny: Path, word: str) -> None:
         ('name = "plain"', 'name = "smooth"', 'variants: two have the name "smooth"'),
         ('name = "plain"\n', "", "variants[1] must be a table with a name"),
         ('"cross_entropy" }', '"cross_entropie" }', "variant plain: objective.name must be one of cross_entropy"),
-        ("epochs = 5", "epohcs = 5", 'variant long: training.epohcs: no such key; did you mean "epochs"?'),
+        ("epochs = 5", "epohcs = 5", 'variant long: training.epohcs: no such key; did you mean "training.epochs"?'),
         ('[task]\nname = "pairs"\ntrain = "train.tsv"', "", "task: a table with a name is missing; there are: g2p, "),
         ('train = "train.tsv"', "", "task.train is missing; it must be a string"),
     ],

@@ -61,6 +61,12 @@ def test_entries_have_summaries(kind: str) -> None:
     assert all(entry["summary"] for entry in found)
 
 
+def test_settings_of_training_are_explained() -> None:
+    found = entries("training")
+    assert [field["name"] for field in found] == [field.name for field in fields_of(Training)]
+    assert all(field["doc"] and field["expected"] for field in found)
+
+
 def misspell(word: str) -> str:
     """Swap the second and the third letter, or double the last one if they are equal."""
     swapped = word[:1] + word[2:3] + word[1:2] + word[3:]

@@ -5,7 +5,8 @@ Invalid input prints a one-line error and exits with code 2.
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from cyclopts import App, CycloptsError, Parameter
 
@@ -27,9 +28,37 @@ app = App(
     result_action="return_value",
     default_parameter=Parameter(negative=()),
 )
-for command in (train, evaluate, decode, score, sample, compare, report, show, plot, data):
-    app.command(command)
-app.command(list_, name="list")
+EXAMPLES: dict[Callable[..., Any], tuple[str, ...]] = {  # printed below the help of each command
+    train: (
+        "unforced train g2p --run runs/first training.epochs=3 model.hidden=128",
+        "unforced train pairs task.train=pairs.tsv --run runs/pairs",
+    ),
+    evaluate: ("unforced evaluate runs/first", "unforced evaluate runs/first --split dev --decoder beam"),
+    decode: (
+        'echo "unforced" | unforced decode runs/first',
+        "unforced decode runs/first beam=10 --nbest 3 < words.txt",
+    ),
+    score: (
+        'echo "A dog is sleeping ." | unforced score runs/masked',
+        "unforced score path/to/bert --energy raw < sentences.txt",
+    ),
+    sample: (
+        "unforced sample runs/masked -o chains --length 12 --sweeps 100",
+        "unforced sample path/to/bert -o chains --input sentences.txt --chains 4",
+    ),
+    compare: (
+        "unforced compare streaming_g2p --jobs 2",
+        "unforced compare mine.toml --variants plain,smoothed --seeds 1,2",
+    ),
+    report: ("unforced report runs/streaming_g2p", "unforced report runs/first runs/second --output both.html"),
+    show: ("unforced show g2p training.epochs=3", "unforced show g2p --plot schedules.svg"),
+    plot: ("unforced plot changes runs/streaming_g2p", "unforced plot traces chains -o traces.png"),
+    list_: ("unforced list objectives", "unforced list training"),
+    data: ("unforced data", "UNFORCED_DATA=~/data unforced data"),
+}
+for command, lines in EXAMPLES.items():
+    epilogue = "Examples:\n\n" + "\n".join(f"  {line}" for line in lines)
+    app.command(command, name=command.__name__.strip("_"), help_epilogue=epilogue)
 app.register_install_completion_command(help="Install completion for the shell in use.")
 
 

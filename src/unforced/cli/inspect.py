@@ -10,20 +10,21 @@ from cyclopts import Parameter
 from unforced.errors import InputError
 from unforced.reports.tables import print_table
 
-Kind = Literal["objectives", "tasks", "models", "decoders", "schedules", "costs", "kernels", "recipes"]
+Kind = Literal["objectives", "tasks", "models", "decoders", "schedules", "costs", "kernels", "recipes", "training"]
 
 
 def list_(kind: Kind | None = None, /, *, json_: Annotated[bool, Parameter(name="--json")] = False) -> None:
-    """List the names that recipes can use.
+    """List the names that recipes can use, or the settings of training.
 
     Parameters
     ----------
     kind
-        Kind of names (default: the names of all kinds).
+        Kind of names, or training for the fields of [training] with their defaults (default: the names of all kinds).
     json_
         Print all fields with types, defaults and choices as JSON.
     """
     from unforced.recipes.listing import entries
+    from unforced.recipes.recipe import spell_none
 
     if kind is None:
         parts = {part: [entry["name"] for entry in entries(part)] for part in get_args(Kind)}
@@ -35,6 +36,9 @@ def list_(kind: Kind | None = None, /, *, json_: Annotated[bool, Parameter(name=
     found = entries(kind)
     if json_:
         print(json.dumps(found, indent=2, ensure_ascii=False))
+    elif kind == "training":
+        rows = [(f["name"], json.dumps(spell_none(f["default"])), f["expected"], f["doc"]) for f in found]
+        print_table(("setting", "default", "value", "description"), rows)
     else:
         print_table(("name", "description"), [(entry["name"], entry["summary"]) for entry in found])
 

@@ -24,7 +24,7 @@ def build(cls: type[T], table: Any, where: str = "") -> T:
     0.0
     >>> build(ScheduledSampling, {"mixnig": 1}, "objective")
     Traceback (most recent call last):
-    unforced.errors.InputError: objective.mixnig: no such key; did you mean "mixing"?
+    unforced.errors.InputError: objective.mixnig: no such key; did you mean "objective.mixing"?
     """
     if isinstance(table, cls):
         return table
@@ -61,7 +61,7 @@ def check_keys(table: Mapping[str, Any], known: Iterable[str], where: str = "") 
     words = list(known)
     for key in table:
         if key not in words:
-            raise InputError(f"{join(where, key)}: no such key; {nearest(str(key), words)}")
+            raise InputError(f"{join(where, key)}: no such key; {nearest(str(key), words, join(where, ''))}")
 
 
 def convert(hint: Any, value: Any, where: str) -> Any:

@@ -11,10 +11,13 @@ from unforced.options import expected, hints_of
 from unforced.recipes.fields import default_of, fields_of, options_of, required, to_plain
 from unforced.recipes.recipe import builtin, read
 from unforced.registry import REGISTRY, kind_of, resolve
+from unforced.training.options import Training
 
 
 def entries(kind: str) -> list[dict[str, Any]]:
     """Return name, summary and fields of each class of a kind, or name, summary and variants of each built-in recipe.
+
+    The kind "training" gives the fields of ``[training]``.
 
     >>> [entry["name"] for entry in entries("objectives")][:2]
     ['cross_entropy', 'label_smoothing']
@@ -29,6 +32,8 @@ def entries(kind: str) -> list[dict[str, Any]]:
             }
             for name, data in recipes.items()
         ]
+    if kind == "training":
+        return describe(Training)
     classes = {name: resolve(kind, name) for name in REGISTRY[kind]}
     return [{"name": name, "summary": summary(cls), "fields": describe(cls)} for name, cls in classes.items()]
 

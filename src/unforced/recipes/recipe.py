@@ -14,10 +14,10 @@ from typing import Annotated, Any
 
 import tomli_w
 
-from unforced.errors import InputError, nearest
+from unforced.errors import InputError, closest, nearest
 from unforced.options import Distinct, Natural, NotEmpty, show
-from unforced.recipes.fields import build, check_keys, convert, join, pick, to_mapping
-from unforced.registry import REGISTRY, name_of
+from unforced.recipes.fields import build, check_keys, convert, fields_of, join, pick, to_mapping
+from unforced.registry import REGISTRY, name_of, resolve
 from unforced.training.options import Training
 
 KINDS = {"task": "tasks", "model": "models", "objective": "objectives"}  # key -> kind in the registry
@@ -290,7 +290,8 @@ def load(
 
 def override(data: Data, changes: Data) -> Data:
     """Return the data of a recipe with ``changes``, which also take precedence over the changes of its variants."""
-    check_keys(changes, KEYS)
+    for path in flatten(changes):
+        check_first_key(path, data)
     if "variants" in changes:
         raise InputError("variants can't be set by key=value; edit the recipe file")
     old, body = ({key: value for key, value in each.items() if key in BODY} for each in (data, changes))
@@ -301,6 +302,20 @@ def override(data: Data, changes: Data) -> Data:
             for v in read_variants(data["variants"])
         ]
     return base
+
+
+def check_first_key(path: str, data: Data) -> None:
+    """Raise `InputError` if a dotted key does not begin with a key of recipes; suggest a field with its last name."""
+    first, last = path.split(".")[0], path.split(".")[-1]
+    if first in KEYS:
+        return
+    named = [(key, kind, data.get(key, {}).get("name")) for key, kind in KINDS.items()]
+    classes = [("training", Training), *((key, resolve(kind, name)) for key, kind, name in named if name)]
+    fields = {field.name: f"{key}.{field.name}" for key, cls in reversed(classes) for field in fields_of(cls)}
+    inside = closest(last, fields)
+    if closest(first, KEYS) is None and inside is not None:
+        raise InputError(f'{path}: no such key; did you mean "{fields[inside]}"?')
+    check_keys({first: None}, KEYS)
 
 
 def build_variant(data: Data, name: str) -> Recipe:
@@ -335,7 +350,10 @@ def read_variants(tables: Any) -> list[Variant]:
             raise InputError(f"variants[{i}] must be a table with a name")
         name = check_name(table["name"], f"variants[{i}].name")
         changes = {key: value for key, value in table.items() if key != "name"}
-        check_keys(changes, BODY, f"variant {name}")
+        try:
+            check_keys(changes, BODY)
+        except InputError as error:
+            raise InputError(f"variant {name}: {error}") from None
         variants.append(Variant(name, spell_none(normalize(changes))))
         if name in {v.name for v in variants[:-1]}:
             raise InputError(f'variants: two have the name "{name}"; rename one of them')
@@ -417,7 +435,7 @@ def read(source: str | Path) -> Data:
     if (path / "recipe.toml").is_file():
         path = path / "recipe.toml"
     if own is None and path.suffix != ".toml" and not path.is_file():
-        raise InputError(f'there is no recipe "{source}"; {nearest(str(source), known)}')
+        raise InputError(f'there is no recipe "{source}"; {_advise(str(source), known)}')
     try:
         content = (own or path).read_bytes()
         data = tomllib.loads(content.decode("utf-8"))
@@ -429,3 +447,14 @@ def read(source: str | Path) -> Data:
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise InputError(f"{path}: not valid TOML: {error}") from None
     return normalize({"name": path.stem, **data})  # a file without a name has that of the file
+
+
+def _advise(name: str, known: dict[str, Any]) -> str:
+    """Suggest recipes for a name that none has: those of a task, and those for users' own files."""
+    if (near := closest(name, known)) is not None and not any(name in classes for classes in REGISTRY.values()):
+        return f'did you mean "{near}"?'
+    tasks = {recipe: read(recipe)["task"] for recipe in known}
+    own = ", ".join(recipe for recipe, task in tasks.items() if task.get("train") == "")
+    same = ", ".join(recipe for recipe, task in tasks.items() if task["name"] == name)
+    ready = f"those of the task {name} are {same}; " if same else ""
+    return f'{ready}for your own files there are {own}; "unforced list recipes" shows all'

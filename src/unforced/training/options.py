@@ -17,26 +17,27 @@ class Training(Options):
     """
 
     epochs: Positive | None = 10  # passes over the data; training ends after these or after `steps`
-    steps: Count | None = None  # updates
+    steps: Count | None = None  # updates after which training ends
     batch_tokens: Count = 4096  # source and target tokens of a global batch, padding included; images count nothing
     max_rows: Count | None = None  # examples in a global batch
     accumulate: Count = 1  # micro-batches into which each process splits its part
-    learning_rate: Positive = 1e-3
+    learning_rate: Positive = 1e-3  # of AdamW, after the warm-up
     schedule: Literal["constant", "linear", "cosine", "inverse_sqrt"] = "constant"  # after the warm-up
     warmup: Natural = 0  # updates in which the learning rate grows from zero
     weight_decay: NonNegative = 0.0  # decoupled, as in AdamW
-    betas: tuple[Fraction, Fraction] = (0.9, 0.98)
+    betas: tuple[Fraction, Fraction] = (0.9, 0.98)  # of AdamW: decay rates of its two running means
     clip: Positive | None = 1.0  # maximum norm of the gradient
-    precision: Literal["float32", "bf16"] = "float32"
+    precision: Literal["float32", "bf16"] = "float32"  # of the forward pass; weights are float32
     validate: str = "greedy"  # the decoder of [decoding] that is used on the development set
-    validate_every: Count | None = None  # updates; None: after each epoch
+    validate_every: Count | None = None  # updates between validations; None: after each epoch
     dev_examples: Count | None = None  # decode only this many, evenly spread over the development set
     patience: Count | None = None  # stop after this many validations without improvement, not counting the warm-up
     keep: Count = 2  # newest checkpoints kept, in addition to the best
-    save_every: Count | None = None  # updates; a checkpoint is always written after a validation
+    save_every: Count | None = None  # updates between checkpoints; each validation writes one too
     average: Count = 1  # at the end, try the mean of this many last checkpoints as a candidate for the best
-    warm_start: str | None = None  # run folder whose best weights to start from; "variant:NAME" for that variant's run
-    log_every: Count = 20  # updates
+    # run folder whose best weights to start from; "variant:NAME" is the run of that variant with the same seed
+    warm_start: str | None = None
+    log_every: Count = 20  # updates between lines of metrics.jsonl
     tensorboard: bool = False  # also write TensorBoard logs
     log_samples: bool = False  # write the example ids of every update to samples.jsonl
 
