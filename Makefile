@@ -1,4 +1,4 @@
-# `make demo` and `make test` set up .venv by themselves; everything else assumes nothing either.
+# Every target creates .venv if it is missing.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV   := .venv
 BIN    := $(VENV)/bin
