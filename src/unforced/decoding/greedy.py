@@ -1,4 +1,4 @@
-"""Greedy search, and the selector of one hypothesis per example that sampling shares."""
+"""Greedy search: the most probable token at every step."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The continuous relaxation of beam search (Goyal et al. 2018, cited as CRB) as a selector and a decoder.
+"""Soft beam search: the continuous relaxation of beam search (Goyal et al. 2018, cited as CRB).
 
 The soft top-k (CRB Algorithm 2) gives K mixtures p_i ∝ exp(−α (s̃ − m_i)²) over the k·V continuations, where m_i is
 the i-th largest s̃. Only scores near some m_i carry weight, so it is enough to weigh the best M. The mass of p_i on

@@ -1,4 +1,4 @@
-"""Models of transformers as recipes name them, ``model = "hf:path"``: a folder that ``save_pretrained`` wrote."""
+"""A model of transformers: a folder that ``save_pretrained`` wrote, in recipes ``model = "hf:path"``."""
 
 import json
 import os

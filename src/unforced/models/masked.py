@@ -200,7 +200,7 @@ Positions = Literal["sinusoidal", "learned"]
 
 @dataclass(frozen=True)
 class Masked(TransformerOptions):
-    """A Transformer encoder over tokens of which some are hidden, without a source (see `ConditionalMasked`)."""
+    """A bidirectional Transformer that predicts masked tokens, without a source."""
 
     layers: Count = 4  # number of blocks
     positions: Positions = "sinusoidal"  # position embeddings
@@ -238,7 +238,7 @@ class MaskedTransformer(MaskedTokens):
 
 @dataclass(frozen=True)
 class ConditionalMasked(EncoderDecoderOptions):
-    """An encoder over the source and blocks over a target with hidden tokens (Ghazvininejad et al. 2019).
+    """A Transformer that predicts masked tokens of the target from a source (Ghazvininejad et al. 2019).
 
     The model also predicts the number of target tokens T, with the softmax of
 
