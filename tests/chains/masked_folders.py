@@ -3,6 +3,7 @@
 import io
 import json
 import sys
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -74,6 +75,18 @@ def conditional_run(root: Path) -> Path:
     task = {"name": "pairs", "train": str(pairs), "source_tokens": "characters"}
     model = {"name": "conditional_masked", "encoder_layers": 1, "decoder_layers": 1, "longest": 6, **SMALL}
     return write_run(root / "conditional", task, model)
+
+
+@cache
+def all_folders(factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with one model of each kind, which is made once."""
+    folder = factory.mktemp("masked")
+    language_run(folder)
+    language_run(folder, "bpe")
+    palindrome_run(folder)
+    conditional_run(folder)
+    huggingface_folder(folder / "bert")
+    return folder
 
 
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "dog", "sleep", "##s", "##ing", "un", "##force", "##d", "."]  # fmt: skip

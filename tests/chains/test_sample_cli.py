@@ -2,16 +2,12 @@
 
 import json
 import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from masked_folders import PAIRS, feed, palindrome_run
+from masked_folders import PAIRS, all_folders, feed, palindrome_run
 from safetensors.torch import load_file
 
 from unforced import api
@@ -24,17 +20,16 @@ from unforced.energy.metropolis_hastings import MetropolisHastings
 from unforced.errors import InputError
 
 
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return all_folders(tmp_path_factory)
+
+
 @pytest.fixture(autouse=True)
 def no_plots(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Skip plots, which take a second each, except in tests of pictures."""
     if not {"picture", "scored", "drawn"} & set(request.node.name.split("_")):
         monkeypatch.setattr("unforced.reports.traces.plot_folder", lambda folder, path=None: folder)
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    """Return the content of a folder of chains without its date."""
-    found = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
-    return {name: path.read_bytes() for name, path in found.items() if name not in ("chains.json", "lock")}
 
 
 def samples(folder: Path) -> list[dict[str, Any]]:
@@ -52,7 +47,7 @@ def test_report_and_picture(root: Path, tmp_path: Path, capsys) -> None:
     ]  # fmt: skip
     traces = ChainFolder(tmp_path / "out").traces()
     assert traces.energy.shape == (25, 3)
-    found = diagnose(*traces, chains=3, burn_in=5)
+    found = diagnose(traces, chains=3, burn_in=5)
     assert said["acceptance"] == f"{found.acceptance:.3f}"
     assert said["novel transitions"] == f"{found.novel:.3f}"
     assert said["energy, mean"] == f"{found.energy:.3f}"
@@ -138,34 +133,6 @@ def test_options_reach_the_kernel(options: list[str], root: Path, tmp_path: Path
     for option, value in zip(options[::2], options[1::2]):
         if option not in ("--kernel", "--split", "--examples"):
             assert str(facts[named.get(option, option.removeprefix("--"))]) == value, option
-
-
-@pytest.mark.slow
-def test_resume_after_sigkill(root: Path, tmp_path: Path, capsys) -> None:
-    """A killed and resumed run has the same bytes as an uninterrupted one."""
-    folder = tmp_path / "broken"
-    words = ["sample", str(root / "field-0.4"), "--sweeps", "4000", "--save-every", "5", "--quiet", "--seed", "3"]
-    process = subprocess.Popen([sys.executable, "-m", "unforced", *words, "-o", str(folder)])
-    try:
-        deadline = time.monotonic() + 120
-        while not list(folder.glob("checkpoints/step-*")):
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    assert not (folder / "finished.json").exists()
-    saved = int(max(path.name for path in (folder / "checkpoints").glob("step-*"))[-8:])
-    fewer = [str(saved - 1) if word == "4000" else word for word in words]
-    assert main([*fewer, "-o", str(folder), "--resume"]) == 2
-    assert f"already has {saved} sweeps, more than the requested {saved - 1}" in capsys.readouterr().err
-    done = len(ChainFolder(folder).traces().energy)
-    words[words.index("4000")] = str(done + 7)
-    assert main([*words, "-o", str(folder), "--resume"]) == 0
-    assert main([*words, "-o", str(tmp_path / "whole")]) == 0
-    assert files(folder) == files(tmp_path / "whole")
-    capsys.readouterr()
 
 
 def test_stuck_chains(tmp_path: Path, capsys) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from masked_folders import SENTENCES, VOCABULARY, feed, json_lines, write_run
+from masked_folders import SENTENCES, VOCABULARY, all_folders, feed, json_lines, write_run
 
 from unforced import api
 from unforced.chains.readers import open_model, words_of
@@ -15,6 +15,12 @@ from unforced.cli import main
 from unforced.energy import energies
 from unforced.energy.pseudo_log_likelihood import token_scores
 from unforced.tasks.tokenization import TextCoder
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return all_folders(tmp_path_factory)
+
 
 LINES = {
     "masked-words": ["a cat sleeps", "the old dog sees a cat", "dog"],

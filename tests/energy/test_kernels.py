@@ -235,11 +235,9 @@ def plain_chain(
 
 CHAINS: dict[str, MetropolisHastings | Gibbs] = {
     "local": MetropolisHastings(),
-    "raw": MetropolisHastings(energy="raw", order="left_to_right"),
     "nucleus": MetropolisHastings(nucleus=0.8, temperature=1.2, forced=1),
     "block": MetropolisHastings(block=4, shrink=2, energy="raw", temperature=0.7),
     "annealed": MetropolisHastings(block=2, target=0.9, anneal=0.3, lowest=0.2),
-    "gibbs": Gibbs(temperature=0.8),
     "block gibbs": Gibbs(block=3, nucleus=0.9, order="left_to_right"),
 }
 QUICK_CHAINS = ("local", "block", "block gibbs")
@@ -272,10 +270,9 @@ def test_chains_equal_a_plain_loop(name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("table", [pytest.param(TableModel, marks=slow), WithFeatures])
-@pytest.mark.parametrize("name", SOME_CHAINS)
-def test_chains_resume_bitwise_from_any_state(name: str, table: type[TableModel]) -> None:
-    batch, model = ended([[3, 4, 5, 3], [4, 5], [5]]), table(6)
+@pytest.mark.parametrize("name", QUICK_CHAINS)
+def test_chains_resume_bitwise_from_any_state(name: str) -> None:
+    batch, model = ended([[3, 4, 5, 3], [4, 5], [5]]), WithFeatures(6)
     kernel, rng = CHAINS[name].kernel(model, batch), generator(4)
     state = kernel.init(random_start(batch, 6, generator(9), 3))
     trace, saved = [], []
@@ -286,12 +283,11 @@ def test_chains_resume_bitwise_from_any_state(name: str, table: type[TableModel]
     for begin in (0, 1, 3, 7, 10):
         again, number = generator(0), saved[begin][1]
         again.set_state(number)
-        resumed, other = saved[begin][0], CHAINS[name].kernel(table(6), batch)
+        resumed, other = saved[begin][0], CHAINS[name].kernel(WithFeatures(6), batch)
         for expected, expected_info in trace[begin:]:
             resumed, info = other.step(again, resumed)
             for a, b in zip((*resumed, *info), (*expected, *expected_info)):
-                assert torch.equal(a.nan_to_num() if a.is_floating_point() else a,
-                                   b.nan_to_num() if b.is_floating_point() else b)  # fmt: skip
+                torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
 
 
 def test_orders_of_visits() -> None:

@@ -1,6 +1,5 @@
 """Exact log Z: shared contexts against enumeration, in parts, and with gradients."""
 
-import math
 from itertools import product
 from typing import Any
 
@@ -129,9 +128,9 @@ def test_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
     original = partition.factored_terms
 
-    def counted(model: Any, choices: Any, *rest: Any) -> Any:
-        sizes.append(math.prod(map(len, choices)))
-        return original(model, choices, *rest)
+    def counted(model: Any, space: Any, *rest: Any) -> Any:
+        sizes.append(space.size)
+        return original(model, space, *rest)
 
     monkeypatch.setattr(partition, "factored_terms", counted)
     model, batch, cache = field(3), ended(2, 3, 2, 2), {}
@@ -142,7 +141,7 @@ def test_cache(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("rows", [pytest.param(1, marks=pytest.mark.slow), 7, 1000])
 def test_energies_in_parts(rows: int) -> None:
-    """Values and gradients are those of one big pass, and no pass is larger than asked for, backward included."""
+    """Values and gradients are those of one big pass, and no pass is larger than ``rows``, backward included."""
     inner, batch = field(3, seed=4), ended(3, 2)
     rng = torch.Generator().manual_seed(0)
     example = torch.randint(2, (25,), generator=rng)

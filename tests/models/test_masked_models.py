@@ -1,4 +1,4 @@
-"""Every masked network keeps the promises of ``MaskedModel``: one table, no exemptions."""
+"""The contract of ``MaskedModel``, for every masked network."""
 
 from dataclasses import replace
 from typing import Any
@@ -70,7 +70,7 @@ def test_hidden_tokens_are_hidden(case: Case) -> None:
 
 
 @every_case
-def test_padding_and_company_change_nothing(case: Case) -> None:
+def test_padding_and_other_rows_change_nothing(case: Case) -> None:
     model, batch = case.model(), batch_for(case.sizes)
     hidden = some_hidden(batch)
     scores = model.scores(batch, batch.gold, hidden)
@@ -214,10 +214,10 @@ def test_length_scores() -> None:
             close(found[b, length - 1], expected)
 
 
-# ---- complaints ----
+# ---- invalid input ----
 
 
-def test_complaints() -> None:
+def test_invalid_input() -> None:
     sourced, plain = batch_for(TOKENS), batch_for(NOTHING)
     for name in ("field", "masked"):
         model = CASES[name].model()

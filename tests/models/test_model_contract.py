@@ -1,4 +1,4 @@
-"""Every network keeps the promises of ``StepDecoder``: one table, no exemptions."""
+"""The contract of ``StepDecoder``, for every network."""
 
 import copy
 from dataclasses import replace
@@ -103,7 +103,7 @@ def test_padding_changes_nothing(case: Case) -> None:
 
 
 def test_rows_follow_their_hypotheses(case: Case) -> None:
-    """After repeat, reorder and keep, outputs are those of the histories that the rows now stand for."""
+    """After repeat, reorder and keep, outputs are those of the histories in the rows."""
     model, batch, k = case.model(), batch_for(case.sizes), 3
     ids = torch.randint(2, 9, (len(batch) * k, 3), generator=torch.Generator().manual_seed(5))
     fresh = state_rows.repeat(model.start(batch), k)

@@ -58,22 +58,22 @@ def test_sources_of_another_kind_are_refused(name: str, source: Any, message: st
 
 @pytest.mark.parametrize("name", TOKEN_CASES)
 def test_empty_and_short_sources_work(name: str) -> None:
-    """An empty source is the same in a batch of its own, beside others and behind any padding; gradients are finite."""
+    """An empty source gives the same features alone and among others; gradients are finite."""
     case = CASES[name]
     model, batch = case.model(), batch_for(case.sizes)
     assert batch.source is not None
     assert batch.source_mask is not None
     mask = batch.source_mask.clone()
     mask[0] = False
-    beside = features(model, replace(batch, source_mask=mask))
+    among = features(model, replace(batch, source_mask=mask))
     alone = batch.select(torch.tensor([0]))
     none = torch.zeros(1, 0, dtype=torch.long)
     by_itself = features(model, replace(alone, source=none, source_mask=none.bool()))
-    torch.testing.assert_close(beside[:1], by_itself, rtol=0, atol=1e-10)
+    torch.testing.assert_close(among[:1], by_itself, rtol=0, atol=1e-10)
     whole = features(model, batch)
-    torch.testing.assert_close(beside[1:], whole[1:], rtol=0, atol=1e-10)
-    assert not torch.allclose(beside[0], whole[0])
-    model.score(beside).square().sum().backward()
+    torch.testing.assert_close(among[1:], whole[1:], rtol=0, atol=1e-10)
+    assert not torch.allclose(among[0], whole[0])
+    model.score(among).square().sum().backward()
     assert untouched(model) == []
     assert all(p.grad.isfinite().all() for p in model.parameters())
 
@@ -89,7 +89,7 @@ def test_one_example_of_one_token_works(name: str) -> None:
 
 
 def test_fixed_attention_sees_one_position_at_a_time() -> None:
-    """With a unidirectional encoder, features at i depend on the source up to i and on nothing behind it."""
+    """With a unidirectional encoder, features at i depend on the source up to i and on nothing after it."""
     case = CASES["lstm-fixed-uni"]
     model, batch = case.model(), batch_for(case.sizes)
     assert batch.source is not None
@@ -103,7 +103,7 @@ def test_fixed_attention_sees_one_position_at_a_time() -> None:
         assert not torch.allclose(after[:, at], before[:, at])
 
 
-def test_fixed_attention_starts_from_zeros_and_sees_zeros_behind_the_source() -> None:
+def test_fixed_attention_starts_from_zeros_and_sees_zeros_after_the_source() -> None:
     case = CASES["lstm-fixed"]
     model, batch = case.model(), batch_for(case.sizes)
     state = model.start(batch)

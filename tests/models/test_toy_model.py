@@ -25,7 +25,7 @@ def test_scores_are_rows_of_the_table() -> None:
     one, _ = first.advance(first.start(batch), first.embed(ids))
     assert torch.equal(first.score(one), first.table[ids])
     two, state = second.advance(second.start(batch), second.embed(ids))
-    pairs = torch.tensor([[1 * 4 + 1, 1 * 4 + 3, 3 * 4 + 2]])  # before the start symbol stands another
+    pairs = torch.tensor([[1 * 4 + 1, 1 * 4 + 3, 3 * 4 + 2]])  # another start symbol precedes the first
     assert torch.equal(second.score(two), second.table[pairs])
     assert torch.equal(state.carry, second.embed(torch.tensor([2])))
 

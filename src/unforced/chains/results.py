@@ -16,11 +16,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
-
 from unforced.chains.options import ChainOptions
-from unforced.energy.diagnostics import MAX_RHAT, MIN_ESS, Diagnosis, diagnose
+from unforced.energy.diagnostics import MAX_RHAT, MIN_ESS, Diagnosis, Traces, diagnose
 from unforced.energy.samplers import SweepInfo
 from unforced.errors import InputError
 from unforced.protocols import Annealed, Metric
@@ -29,24 +26,6 @@ from unforced.training.run_folder import RunFolder, read_json, read_lines, repla
 PICTURE = "traces.svg"
 SHOWN = 8  # stuck chains that a warning names
 Scores = dict[str, list[tuple[int, float]]]  # metric -> the kept sweeps and their scores
-
-
-class Traces(NamedTuple):
-    """What each of R chains did in each of N sweeps: [N,R] each."""
-
-    energy: Tensor  # float64, after the sweep
-    proposed: Tensor  # long, proposals
-    accepted: Tensor  # long, accepted proposals
-    moved: Tensor  # long, accepted proposals of a different sequence
-
-    @classmethod
-    def of(cls, rows: Sequence[Mapping[str, Any]], chains: int) -> "Traces":
-        """Build traces from the lines of traces.jsonl, each with lists over ``chains`` chains."""
-        columns = []
-        for name in cls._fields:
-            kind = torch.float64 if name == "energy" else torch.long
-            columns.append(torch.tensor([row[name] for row in rows], dtype=kind).reshape(len(rows), chains))
-        return cls(*columns)
 
 
 def trace_row(number: int, info: SweepInfo) -> dict[str, Any]:
@@ -180,7 +159,7 @@ def summarize_chains(
     """Compute diagnostics of chains, and scores of their outputs if there are ``answers``; save both in the folder."""
     forced, annealed = (sampler.forced, sampler.anneal > 0) if isinstance(sampler, Annealed) else (0, False)
     burn_in, chains = options.burn_in_for(forced), ChainFolder(folder)
-    diagnosis = diagnose(*traces, chains=options.chains, burn_in=burn_in, patience=options.patience)
+    diagnosis = diagnose(traces, chains=options.chains, burn_in=burn_in, patience=options.patience)
     scores = {} if answers is None else score_samples(chains.samples(), answers, metrics)
     if scores:
         replace_json(folder / "scores.json", scores)

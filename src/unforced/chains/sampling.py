@@ -18,8 +18,9 @@ from torch import Tensor
 
 from unforced.chains.options import ChainOptions
 from unforced.chains.readers import Reader
-from unforced.chains.results import ChainFolder, ChainSummary, Traces, summarize_chains, trace_row
+from unforced.chains.results import ChainFolder, ChainSummary, summarize_chains, trace_row
 from unforced.energy import energies
+from unforced.energy.diagnostics import Traces
 from unforced.energy.mask_predict import random_start, warm_start
 from unforced.energy.samplers import SweepInfo, sweep
 from unforced.errors import InputError

@@ -67,6 +67,4 @@ class Chain(Options):
         """Return the tokens that chains start from: [B·chains,T]."""
         if self.start == "greedy":
             return warm_start(model, room, self.chains)
-        one = room.select(torch.zeros(1, dtype=torch.long, device=room.gold.device))
-        size = model.scores(one, one.gold, energies.variables(one)).shape[-1]
-        return random_start(room, size, rng, self.chains)
+        return random_start(room, masked_copies.vocabulary_size(model, room), rng, self.chains)

@@ -5,7 +5,8 @@ folding, and localization: an improved R-hat" (2021). Traces are [...,M,N]: N dr
 """
 
 import math
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -129,6 +130,24 @@ def stuck(moved: Tensor, last: int) -> Tensor:
     return ~(moved[-last:] > 0).any(dim=0)
 
 
+class Traces(NamedTuple):
+    """What each of R chains did in each of N sweeps: [N,R] each."""
+
+    energy: Tensor  # float64, after the sweep
+    proposed: Tensor  # long, proposals
+    accepted: Tensor  # long, accepted proposals
+    moved: Tensor  # long, accepted proposals of a different sequence
+
+    @classmethod
+    def of(cls, rows: Sequence[Mapping[str, Any]], chains: int) -> "Traces":
+        """Build traces from the lines of traces.jsonl, each with lists over ``chains`` chains."""
+        columns = []
+        for name in cls._fields:
+            kind = torch.float64 if name == "energy" else torch.long
+            columns.append(torch.tensor([row[name] for row in rows], dtype=kind).reshape(len(rows), chains))
+        return cls(*columns)
+
+
 class Diagnosis(NamedTuple):
     """Diagnostics of B examples with M chains each, R = B·M chains in all."""
 
@@ -156,21 +175,12 @@ class Diagnosis(NamedTuple):
         return ~((self.rhat <= MAX_RHAT) & (self.ess >= MIN_ESS))
 
 
-def diagnose(
-    energy: Tensor,
-    proposed: Tensor,
-    accepted: Tensor,
-    moved: Tensor,
-    *,
-    chains: int,
-    burn_in: int = 0,
-    patience: int = 5,
-) -> Diagnosis:
-    """Compute diagnostics from traces [N,R] of N sweeps, where the ``chains`` rows of an example are adjacent.
+def diagnose(traces: Traces, *, chains: int, burn_in: int = 0, patience: int = 5) -> Diagnosis:
+    """Compute diagnostics from the traces of ``chains`` adjacent chains of each example.
 
     The first ``burn_in`` sweeps are dropped. A chain is stuck if it did not move in the last ``patience`` sweeps.
     """
-    energy, proposed, accepted, moved = (trace[burn_in:] for trace in (energy, proposed, accepted, moved))
+    energy, proposed, accepted, moved = (trace[burn_in:] for trace in traces)
     proposals = max(1, int(proposed.sum()))
     groups = energy.double().T.unflatten(0, (-1, chains))  # [B,M,N]
     return Diagnosis(

@@ -1,14 +1,13 @@
 """Energies of all sequences of a space, for models that score a token from a left and a right context.
 
 Each prefix and each suffix is encoded once, although many sequences share it. Matrix products combine them.
-A space is given by ``choices``, the ids of each position, and ``variable``, whether each position is a variable.
 Contexts of N strings are a tree of tensors with rows first (``unforced.ops.state_rows``).
 """
 
 import math
 from collections.abc import Iterator, Sequence
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,18 +23,43 @@ SLAB = 2**13  # prefixes or suffixes that are encoded at once
 PART = 2**20  # energies in a part of the result
 
 
+class Space(NamedTuple):
+    """All sequences with the variables of one example."""
+
+    choices: tuple[Tensor, ...]  # the ids of each position; one id where there is no variable
+    variable: tuple[bool, ...]
+
+    @property
+    def size(self) -> int:
+        return math.prod(map(len, self.choices))
+
+    @property
+    def key(self) -> tuple[int, ...]:
+        """What distinguishes spaces over the same ids: −1 for a variable, else the fixed id."""
+        return tuple(-1 if flag else int(ids[0]) for ids, flag in zip(self.choices, self.variable))
+
+    def sequences(self, start: int, stop: int, one: Batch) -> Tensor:
+        """Return sequences ``start`` to ``stop`` − 1 in lexicographic order, padded like a batch: [n,T]."""
+        number = torch.arange(start, stop, device=self.choices[0].device)
+        columns = []
+        for ids in reversed(self.choices):
+            columns.append(ids[number % len(ids)])
+            number = number // len(ids)
+        padding = one.gold.shape[1] - len(columns)
+        return torch.nn.functional.pad(torch.stack(columns[::-1], dim=1), (0, padding), value=one.symbols.pad)
+
+
 def shares_contexts(model: Any, batch: Batch) -> bool:
     """Return whether the sequences of a space can be scored from shared contexts."""
     return batch.source is None and isinstance(model, SupportsContexts) and model.contexts_are_exact()
 
 
-def factored_energies(
-    model: SupportsContexts, choices: Sequence[Tensor], variable: Sequence[bool], ids: Tensor, kind: Kind
-) -> Tensor:
+def factored_energies(model: SupportsContexts, space: Space, ids: Tensor, kind: Kind) -> Tensor:
     """Return E of all sequences of a small space, in lexicographic order: [size]. Gradients flow.
 
     This is the plain version of `factored_terms`, in one part.
     """
+    choices, variable = space
     sizes = [len(each) for each in choices]
     weights, bias = model.output_weights(ids)
     left, right = [model.empty_context()], [model.empty_context()]
@@ -56,12 +80,7 @@ def factored_energies(
 
 
 def factored_terms(
-    model: SupportsContexts,
-    choices: Sequence[Tensor],
-    variable: Sequence[bool],
-    ids: Tensor,
-    kind: Kind,
-    cells: int = CELLS,
+    model: SupportsContexts, space: Space, ids: Tensor, kind: Kind, cells: int = CELLS
 ) -> Iterator[Tensor]:
     """Yield −E of all sequences of a space in parts, without gradients; ``ids`` are the tokens that E_local sums over.
 
@@ -70,11 +89,11 @@ def factored_terms(
     into n pieces repeats the work on its contexts n times. Cutting the first or last position repeats the longest
     contexts, so positions in the middle are cut.
     """
-    widths = block_widths([len(each) for each in choices], cells)
-    pieces = [each.split(width) for each, width in zip(choices, widths)]
+    widths = block_widths([len(each) for each in space.choices], cells)
+    pieces = [each.split(width) for each, width in zip(space.choices, widths)]
     outputs = model.output_weights(ids)
     for block in product(*pieces):
-        yield from _block_terms(model, block, variable, outputs, ids, kind).view(-1).split(PART)
+        yield from _block_terms(model, Space(block, space.variable), outputs, ids, kind).view(-1).split(PART)
 
 
 def block_widths(sizes: Sequence[int], cells: int) -> list[int]:
@@ -102,14 +121,10 @@ def block_widths(sizes: Sequence[int], cells: int) -> list[int]:
 
 
 def _block_terms(
-    model: SupportsContexts,
-    block: Sequence[Tensor],
-    variable: Sequence[bool],
-    outputs: tuple[Tensor, Tensor],
-    ids: Tensor,
-    kind: Kind,
+    model: SupportsContexts, space: Space, outputs: tuple[Tensor, Tensor], ids: Tensor, kind: Kind
 ) -> Tensor:
     """Return −E of all sequences of a block: [n_1, …, n_L]."""
+    block, variable = space
     sizes = [len(choices) for choices in block]
     if not any(variable):
         return outputs[0].new_zeros(sizes)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from unforced.models.masked import rows_per_example
+from unforced.models.modes import evaluation_mode
 from unforced.protocols import SupportsConditionals, SupportsEncoding, SupportsFeatures, SupportsFeaturesAt
 from unforced.types import Batch
 
@@ -28,6 +29,13 @@ Measure = Callable[[Tensor, Tensor], Tensor]  # scores [n,V] and tokens [n] -> [
 def encode_sources(model: Any, batch: Batch) -> Batch:
     """Encode the sources once for many passes if the model supports it, else return the batch unchanged."""
     return model.encoded(batch) if isinstance(model, SupportsEncoding) else batch
+
+
+def vocabulary_size(model: Any, batch: Batch) -> int:
+    """Return the number of tokens that a model scores."""
+    one = batch.select(torch.zeros(1, dtype=torch.long, device=batch.gold.device))
+    with evaluation_mode(model):
+        return int(model.scores(one, one.gold, torch.zeros_like(one.mask)).shape[-1])
 
 
 def example_of_row(batch: Batch, tokens: Tensor) -> Tensor:

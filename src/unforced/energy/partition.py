@@ -9,7 +9,7 @@ constant memory. Models whose score depends on a left and a right context (`Supp
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from unforced.energy import energies, masked_copies
 from unforced.energy.energies import Kind
-from unforced.energy.factored import CELLS, factored_energies, factored_terms, shares_contexts
+from unforced.energy.factored import CELLS, Space, factored_energies, factored_terms, shares_contexts
 from unforced.errors import InputError
 from unforced.models.modes import evaluation_mode
 from unforced.options import Count, check_value
@@ -55,7 +55,7 @@ def log_partition(
             value = cache.get(space.key) if batch.source is None else None
             if value is None:
                 if shares_contexts(model, one):
-                    parts = factored_terms(model, space.choices, space.variable, ids, kind, cells)
+                    parts = factored_terms(model, space, ids, kind, cells)
                 else:
                     parts = _negative_energies(model, one, space, kind, rows, most)
                 value = log_sum_exp(parts)
@@ -65,7 +65,7 @@ def log_partition(
     return values
 
 
-def _negative_energies(model: Any, one: Batch, space: "Space", kind: Kind, rows: int, most: int) -> Iterator[Tensor]:
+def _negative_energies(model: Any, one: Batch, space: Space, kind: Kind, rows: int, most: int) -> Iterator[Tensor]:
     _check_size(space, most)
     for start in range(0, space.size, rows):
         tokens = space.sequences(start, min(start + rows, space.size), one)
@@ -103,7 +103,7 @@ def log_partition_with_gradient(
     for examples, space, one in equal_spaces(batch, ids):
         _check_size(space, most)
         if shares_contexts(model, batch):
-            each = factored_energies(model, space.choices, space.variable, ids, kind)
+            each = factored_energies(model, space, ids, kind)
         else:
 
             def sequences(start: int, stop: int, space: Space = space, one: Batch = one) -> tuple[Tensor, Tensor]:
@@ -118,32 +118,6 @@ def log_partition_with_gradient(
 
 
 # ---- spaces: the sequences to sum over ----
-
-
-class Space(NamedTuple):
-    """All sequences with the variables of one example."""
-
-    choices: tuple[Tensor, ...]  # the ids of each position; one id where there is no variable
-    variable: tuple[bool, ...]
-
-    @property
-    def size(self) -> int:
-        return math.prod(map(len, self.choices))
-
-    @property
-    def key(self) -> tuple[int, ...]:
-        """What distinguishes spaces over the same ids: −1 for a variable, else the fixed id."""
-        return tuple(-1 if flag else int(ids[0]) for ids, flag in zip(self.choices, self.variable))
-
-    def sequences(self, start: int, stop: int, one: Batch) -> Tensor:
-        """Return sequences ``start`` to ``stop`` − 1 in lexicographic order, padded like a batch: [n,T]."""
-        number = torch.arange(start, stop, device=self.choices[0].device)
-        columns = []
-        for ids in reversed(self.choices):
-            columns.append(ids[number % len(ids)])
-            number = number // len(ids)
-        padding = one.gold.shape[1] - len(columns)
-        return torch.nn.functional.pad(torch.stack(columns[::-1], dim=1), (0, padding), value=one.symbols.pad)
 
 
 def equal_spaces(batch: Batch, ids: Tensor) -> list[tuple[list[int], Space, Batch]]:
@@ -168,9 +142,7 @@ def equal_spaces(batch: Batch, ids: Tensor) -> list[tuple[list[int], Space, Batc
 
 def allowed_ids(model: Any, batch: Batch) -> Tensor:
     """Return the ids that a variable may take, among those that the model scores: [A], ascending."""
-    one = batch.select(torch.zeros(1, dtype=torch.long, device=batch.gold.device))
-    with evaluation_mode(model):
-        size = int(model.scores(one, one.gold, torch.zeros_like(one.mask)).shape[-1])
+    size = masked_copies.vocabulary_size(model, batch)
     ids = energies.allowed(batch.symbols, size, batch.gold.device).nonzero().squeeze(1)
     if not len(ids):
         raise InputError("the vocabulary has no allowed tokens, so there are no sequences to sum over")
@@ -258,7 +230,7 @@ def _from_tables(model: Any, batch: Batch, where: Tensor, ids: Tensor, kind: Kin
         return None
     values, places = [], []
     for examples, space, _ in groups:
-        table = factored_energies(model, space.choices, space.variable, ids, kind)
+        table = factored_energies(model, space, ids, kind)
         strides = [math.prod(map(len, space.choices[t + 1 :])) for t in range(len(space.choices))]
         stride = torch.tensor(strides, device=ids.device)
         here = torch.zeros_like(where)

@@ -4,7 +4,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from unforced.chains.results import PICTURE, ChainFolder, Scores, Traces
+from unforced.chains.results import PICTURE, ChainFolder, Scores
+from unforced.energy.diagnostics import Traces
 from unforced.errors import InputError
 from unforced.reports.figures import Line, Panel, draw_panels
 
