@@ -14,7 +14,7 @@ from unforced.models.lstm import LSTM
 from unforced.models.toy import Toy
 from unforced.models.transformer import Transformer
 from unforced.objectives.beam_search_optimization import BeamSearchOptimization, find_violations
-from unforced.objectives.costs import Hamming, Table, WeightedHamming, WeightedId
+from unforced.objectives.costs import Hamming, Table, WeightedHamming
 from unforced.objectives.cross_entropy import CrossEntropy
 from unforced.objectives.schedules import Constant, Linear
 from unforced.protocols import Cost
@@ -246,7 +246,7 @@ def random_costs(batch: Batch) -> Tensor:
     return table.scatter(2, batch.gold.unsqueeze(2), 0.0)
 
 
-@pytest.mark.parametrize("cost", [WeightedId(3, 2.0), Table(random_costs)])
+@pytest.mark.parametrize("cost", [WeightedHamming(id=3), Table(random_costs)])
 @pytest.mark.parametrize("symbols", [ENDED, FIXED])
 def test_costs_weigh_violations(cost: Cost, symbols: Symbols) -> None:
     plain = BeamSearchOptimization(beam=2)
@@ -381,7 +381,7 @@ class Words:
 
 def test_costs_are_fitted_to_the_vocabulary() -> None:
     objective = BeamSearchOptimization(cost=WeightedHamming(token="O", weight=3.0))
-    assert objective.fitted(Words()).cost == WeightedId(3, 3.0)
+    assert objective.fitted(Words()).cost == WeightedHamming("O", 3.0, id=3)
     assert BeamSearchOptimization().fitted(Words()).cost == Hamming()
 
 

@@ -58,8 +58,6 @@ def test_weighted_hamming_needs_a_known_token():
     codec = TagCodec(Vocabulary.learn([["a"]], eos=False), tags)
     with pytest.raises(InputError, match='"O" is not among the tokens of this data'):
         WeightedHamming().fitted(codec)
-    with pytest.raises(InputError, match="call fitted"):
-        WeightedHamming().prepare(make_batch(), 3)
 
 
 def test_a_table_of_hamming_costs_equals_hamming():
@@ -117,6 +115,7 @@ def test_malformed_files_of_costs_raise(text, message, tmp_path):
         Confusions(str(file)).fitted(Letters())
 
 
-def test_confusions_must_be_fitted():
+@pytest.mark.parametrize("cost", [Confusions("costs.tsv"), WeightedHamming()])
+def test_costs_that_name_tokens_must_be_fitted(cost):
     with pytest.raises(InputError, match="call fitted"):
-        Confusions("costs.tsv").prepare(make_batch(), 3)
+        dense(cost, make_batch(), 3)

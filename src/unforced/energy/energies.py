@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from unforced.energy.masked_copies import COPIES, even_batches, example_of_row, measure_positions
-from unforced.ops.masks import length_mask, widened
+from unforced.ops.masks import length_mask, token_mask, widened
 from unforced.options import check_value
 from unforced.types import Batch, Symbols
 
@@ -38,9 +38,7 @@ def allowed(symbols: Symbols, size: int, device: torch.device | str | None = Non
     >>> allowed(Symbols(pad=0, bos=1, eos=2, banned=(0, 1)), 5)
     tensor([False, False, False,  True,  True])
     """
-    mask = torch.ones(size, dtype=torch.bool, device=device)
-    mask[[i for i in special_ids(symbols) if i < size]] = False
-    return mask
+    return token_mask(size, special_ids(symbols), device)
 
 
 def variables(batch: Batch) -> Tensor:

@@ -1,8 +1,9 @@
 """Task costs per token, given the target; after the end of the target every token but padding costs 1."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -50,80 +51,11 @@ class Hamming(Options):
         return (tokens != now.unsqueeze(1)).float()
 
 
-class NamedTokens(Options):
-    """Base of costs that name tokens: `fitted` returns the cost with their ids."""
-
-    def prepare(self, batch: Batch, steps: int) -> Tensor:
-        raise InputError(f"{type(self).__name__} names tokens: call fitted(codec) to look up their ids")
-
-    def __call__(self, now: Tensor, tokens: Tensor) -> Tensor:
-        raise InputError(f"{type(self).__name__} names tokens: call fitted(codec) to look up their ids")
-
-
-@dataclass(frozen=True)
-class WeightedHamming(NamedTokens):
-    """``weight`` for a wrong ``token``, 1 for any other wrong token.
-
-    For entity tags, a wrong ``O`` costs two (CRB section 3.1).
-    """
-
-    token: str = "O"  # the token, as the data spells it
-    weight: NonNegative = 2.0  # its cost where it is wrong
-
-    def fitted(self, codec: Codec) -> "WeightedId":
-        return WeightedId(token_ids(codec, "weighted_hamming")(self.token), self.weight)
-
-
-@dataclass(frozen=True)
-class Confusions(NamedTokens):
-    """Costs of single mistakes from a file: lines with a target token, the wrong token and a cost, separated by tabs."""
-
-    file: NonEmptyStr  # a text file; tokens are spelled as in the data
-    other: NonNegative = 1.0  # cost of mistakes that are not listed
-
-    def fitted(self, codec: Codec) -> "ConfusionTable":
-        size, costs = len(codec.token_names()), dict[int, float]()
-        for number, (gold, token, cost) in self._rows():
-            where = f"{self.file}:{number}"
-            lookup = token_ids(codec, where)
-            pair = lookup(gold) * size + lookup(token)
-            if gold == token:
-                raise InputError(f'{where}: "{gold}" for itself is not a mistake')
-            if pair in costs:
-                raise InputError(f"{where}: this mistake is already listed")
-            costs[pair] = cost
-        pairs = sorted(costs)
-        return ConfusionTable(size, torch.tensor(pairs), torch.tensor([costs[pair] for pair in pairs]), self.other)
-
-    @property
-    def files(self) -> tuple[Path, ...]:
-        return (Path(self.file),)
-
-    def _rows(self) -> Iterator[tuple[int, tuple[str, str, float]]]:
-        for number, (gold, token, shown) in read_tsv(self.file, 3):
-            try:
-                cost = float(shown)
-            except ValueError:
-                cost = -1.0
-            if not 0 <= cost < float("inf"):
-                raise InputError(f"{self.file}:{number}: a cost must be a number of at least 0, got {shown!r}")
-            yield number, (gold, token, cost)
-
-
-def token_ids(codec: Codec, where: str) -> Callable[[str], int]:
-    """Return a function from a token's name to its id; of equal names the last wins, because reserved names come first."""
-    ids = {name: id for id, name in enumerate(codec.token_names())}
-
-    def lookup(name: str) -> int:
-        if name not in ids:
-            raise InputError(f'{where}: "{name}" is not among the tokens of this data')
-        return ids[name]
-
-    return lookup
-
-
 class InsideCost(Hamming):
-    """Base of costs that differ from 1 only inside the target: `prepare` marks the steps after its end."""
+    """Base of costs that differ from 1 only inside the target; `prepare` marks the steps after its end.
+
+    The costs name tokens, so `fitted` looks up their ids.
+    """
 
     def prepare(self, batch: Batch, steps: int) -> Tensor:
         gold = gold_steps(batch, steps)
@@ -138,45 +70,101 @@ class InsideCost(Hamming):
 
 
 @dataclass(frozen=True)
-class WeightedId(InsideCost):
-    """`WeightedHamming` of a token id.
+class WeightedHamming(InsideCost):
+    """``weight`` for a wrong ``token``, 1 for any other wrong token.
 
-    >>> WeightedId(7, 2.0)(torch.tensor([3]), torch.tensor([[3, 4, 7]]))
+    For entity tags, a wrong ``O`` costs two (CRB section 3.1).
+
+    >>> WeightedHamming(id=7)(torch.tensor([3]), torch.tensor([[3, 4, 7]]))
     tensor([[0., 1., 2.]])
     """
 
-    id: int
-    weight: float
+    token: str = "O"  # the token, as the data spells it
+    weight: NonNegative = 2.0  # its cost where it is wrong
+    id: int | None = field(default=None, repr=False)  # of the token; set by `fitted`
+
+    def fitted(self, codec: Codec) -> "WeightedHamming":
+        return replace(self, id=id_lookup(codec)(self.token, "weighted_hamming"))
 
     def __call__(self, now: Tensor, tokens: Tensor) -> Tensor:
+        if self.id is None:
+            raise InputError("WeightedHamming names a token: call fitted(codec) to look up its id")
         _, ended, wrong = self.compare(now, tokens)
         return torch.where((tokens == self.id) & ~ended, wrong * self.weight, wrong)
 
 
-@dataclass(frozen=True, eq=False)
-class ConfusionTable(InsideCost):
-    """`Confusions` of token ids below ``size``.
+class ListedCosts(NamedTuple):
+    """Costs of N pairs of a target token and a wrong one."""
 
-    >>> cost = ConfusionTable(9, torch.tensor([3 * 9 + 4]), torch.tensor([5.0]), other=0.5)
-    >>> cost(torch.tensor([3]), torch.tensor([[3, 4, 7]]))
-    tensor([[0.0000, 5.0000, 0.5000]])
-    """
-
-    size: int
+    size: int  # number of ids
     pairs: Tensor  # [N] target id · size + wrong id, ascending
     costs: Tensor  # [N]
-    other: float
+
+
+@dataclass(frozen=True)
+class Confusions(InsideCost):
+    """Costs of single mistakes from a file: lines with a target token, the wrong token and a cost, separated by tabs."""
+
+    file: NonEmptyStr  # a text file; tokens are spelled as in the data
+    other: NonNegative = 1.0  # cost of mistakes that are not listed
+    listed: ListedCosts | None = field(default=None, repr=False, compare=False)  # set by `fitted`
+
+    def fitted(self, codec: Codec) -> "Confusions":
+        size, lookup, costs = len(codec.token_names()), id_lookup(codec), dict[int, float]()
+        for number, (gold, token, shown) in read_tsv(self.file, 3):
+            where = f"{self.file}:{number}"
+            pair = lookup(gold, where) * size + lookup(token, where)
+            if gold == token:
+                raise InputError(f'{where}: "{gold}" for itself is not a mistake')
+            if pair in costs:
+                raise InputError(f"{where}: this mistake is already listed")
+            costs[pair] = parse_cost(shown, where)
+        pairs = sorted(costs)
+        listed = ListedCosts(size, torch.tensor(pairs), torch.tensor([costs[pair] for pair in pairs]))
+        return replace(self, listed=listed)
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return (Path(self.file),)
 
     def __call__(self, now: Tensor, tokens: Tensor) -> Tensor:
+        if self.listed is None:
+            raise InputError("Confusions names tokens: call fitted(codec) to look up their ids")
         gold, ended, wrong = self.compare(now, tokens)
+        size, pairs, listed = self.listed
         costs = torch.where(ended, 1.0, self.other).expand_as(wrong)
-        if len(self.pairs):
-            pairs, listed = self.pairs.to(tokens.device), self.costs.to(tokens.device)
-            keys = gold * self.size + tokens
+        if len(pairs):
+            pairs, listed = pairs.to(tokens.device), listed.to(tokens.device)
+            keys = gold * size + tokens
             place = torch.searchsorted(pairs, keys).clamp(max=len(pairs) - 1)
-            named = (tokens < self.size) & (gold < self.size)  # a model may have more ids than the codec has names
+            named = (tokens < size) & (gold < size)  # a model may have more ids than the codec has names
             costs = torch.where((pairs[place] == keys) & named & ~ended, listed[place], costs)
         return wrong * costs
+
+
+def id_lookup(codec: Codec) -> Callable[[str, str], int]:
+    """Return a function from a token's name, and the place of an error, to its id.
+
+    Of equal names the last wins, because reserved names come first.
+    """
+    ids = {name: id for id, name in enumerate(codec.token_names())}
+
+    def lookup(name: str, where: str) -> int:
+        if name not in ids:
+            raise InputError(f'{where}: "{name}" is not among the tokens of this data')
+        return ids[name]
+
+    return lookup
+
+
+def parse_cost(text: str, where: str) -> float:
+    try:
+        cost = float(text)
+    except ValueError:
+        cost = -1.0
+    if not 0 <= cost < float("inf"):
+        raise InputError(f"{where}: a cost must be a number of at least 0, got {text!r}")
+    return cost
 
 
 @dataclass(frozen=True)
@@ -195,8 +183,6 @@ class Table:
 
     def prepare(self, batch: Batch, steps: int) -> Tensor:
         found = self.table(batch)
-        if not isinstance(found, Tensor):
-            raise InputError(f"table(batch) must return a tensor, got {type(found).__name__}")
         if found.dim() != 3 or found.shape[:2] != batch.gold.shape:
             raise InputError(
                 f"table(batch) must have the shape [B,T,V] with [B,T] = {list(batch.gold.shape)}, got "

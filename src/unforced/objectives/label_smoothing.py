@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from unforced.decoding.teacher_forcing import gold_scores
 from unforced.objectives.cross_entropy import token_metrics
 from unforced.objectives.smoothing.targets import expected_value
-from unforced.objectives.smoothing.token_roles import TokenRoles, token_mask, unused_ids
-from unforced.ops.masks import widened
+from unforced.objectives.smoothing.token_roles import TokenRoles, unused_ids
+from unforced.ops.masks import token_mask, widened
 from unforced.options import Fraction, Options
 from unforced.protocols import StepDecoder
 from unforced.types import Batch, Encoded, Loss, Progress

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from unforced.ops import random_streams
 from unforced.protocols import StepDecoder
-from unforced.types import Batch, Loss, Symbols
+from unforced.types import Batch, Loss
 
 Pick = Literal["sample", "argmax"]
 COINS, PICKS = 0, 1  # the random streams of an example
@@ -26,21 +26,13 @@ def draw_replaced(keys: Tensor, batch: Batch, gold: float) -> Tensor:
     return coins & followed
 
 
-def mask_banned(scores: Tensor, symbols: Symbols) -> Tensor:
-    """Return the scores with −inf for tokens that may not be emitted."""
-    if not symbols.banned:
-        return scores
-    banned = torch.tensor(sorted(set(symbols.banned)), device=scores.device)
-    return scores.index_fill(-1, banned, float("-inf"))
-
-
 def pick_tokens(
-    model: StepDecoder, features: Tensor, uniforms: Tensor, symbols: Symbols, pick: Pick, temperature: float = 1.0
+    model: StepDecoder, features: Tensor, uniforms: Tensor, banned: Tensor, pick: Pick, temperature: float = 1.0
 ) -> Tensor:
     """Return the model's tokens [N] at features [N,H]: the best, or those drawn with the uniform numbers [N]."""
     tokens = []
     for chunk, numbers in zip(features.split(CHUNK), uniforms.split(CHUNK)):
-        scores = mask_banned(model.score(chunk), symbols)
+        scores = model.score(chunk).index_fill(-1, banned, -torch.inf)
         if pick == "argmax":
             tokens.append(scores.argmax(dim=-1))
         else:

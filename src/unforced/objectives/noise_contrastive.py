@@ -119,7 +119,6 @@ class NgramNoise(NamedTuple):
         tokens = batch.gold.repeat_interleave(k, dim=0)
         where = energies.variables(batch).repeat_interleave(k, dim=0)
         last = torch.full_like(tokens[:, 0], self.bos)
-        log_probs = self.unigrams.new_zeros(len(tokens))
         singles = self.unigrams.unsqueeze(0)
         for t in range(tokens.shape[1]):
             u = random_streams.uniform(numbers, t)
@@ -130,14 +129,12 @@ class NgramNoise(NamedTuple):
                 paired = self.pairs[place.clamp(max=len(self.pairs) - 1)] % len(self.unigrams)
                 backed = (random_streams.uniform(coins, t) < self.backoff) | (followed == 0)
                 token = torch.where(backed, token, paired)
-            here = where[:, t]
-            log_probs = log_probs + torch.where(here, self._probability(last, token).log(), 0.0)
-            tokens[:, t] = torch.where(here, token, tokens[:, t])
-            last = torch.where(here, token, last)
-        return NoiseSamples(tokens, log_probs)
+            tokens[:, t] = torch.where(where[:, t], token, tokens[:, t])
+            last = torch.where(where[:, t], token, last)
+        return NoiseSamples(tokens, self.log_prob(batch, tokens))
 
     def log_prob(self, batch: Batch, tokens: Tensor) -> Tensor:
-        where = energies.variables(batch)
+        where = energies.variables(batch).repeat_interleave(len(tokens) // len(batch), dim=0)
         last = torch.full_like(tokens[:, 0], self.bos)
         total = self.unigrams.new_zeros(len(tokens))
         for t in range(tokens.shape[1]):
@@ -168,41 +165,27 @@ class ModelNoise(NamedTuple):
     def _run(self, batch: Batch, k: int, keys: Tensor | None, given: Tensor | None) -> NoiseSamples:
         """Draw tokens with keys [B·k], or score the given tokens."""
         tokens = batch.gold.repeat_interleave(k, dim=0) if given is None else given.clone()
-        where = energies.variables(batch).repeat_interleave(k, dim=0)
         total = torch.zeros(len(tokens), dtype=torch.float64, device=tokens.device)
-        steps = _Steps(self.model, batch, k)
+        where, stepwise = energies.variables(batch), isinstance(self.model, StepDecoder)
+        if stepwise:
+            state = state_rows.repeat(self.model.start(batch), k)
+            last = torch.full_like(tokens[:, 0], batch.symbols.bos)
+        else:
+            all_scores = self.model.scores(batch, batch.gold, where)  # [B,T,V]
         for t in range(tokens.shape[1]):
-            log_probs = torch.log_softmax(allowed_scores(steps.scores(t, tokens), batch).double(), dim=1)
-            here = where[:, t]
+            if stepwise:
+                features, state = self.model.advance(state, self.model.embed(last.unsqueeze(1)))
+                scores = self.model.score(features[:, -1])
+            else:
+                scores = all_scores[:, t].repeat_interleave(k, dim=0)
+            log_probs = torch.log_softmax(allowed_scores(scores, batch).double(), dim=1)
+            here = where[:, t].repeat_interleave(k)
             if keys is not None:
                 drawn = random_streams.draw(log_probs.exp(), random_streams.uniform(keys, t))
                 tokens[:, t] = torch.where(here, drawn, tokens[:, t])
-            chosen = log_probs.gather(1, tokens[:, t : t + 1]).squeeze(1)
-            total = total + torch.where(here, chosen, 0.0)
+            last = tokens[:, t]
+            total = total + torch.where(here, log_probs.gather(1, last.unsqueeze(1)).squeeze(1), 0.0)
         return NoiseSamples(tokens, total)
-
-
-class _Steps:
-    """The scores [R,V] of one position after the other."""
-
-    def __init__(self, model: Any, batch: Batch, k: int) -> None:
-        self.model, self.k = model, k
-        self.bos = batch.symbols.bos
-        self.state: Any = None
-        if isinstance(model, StepDecoder):
-            self.state = state_rows.repeat(model.start(batch), k)
-        else:
-            self.all = model.scores(batch, batch.gold, energies.variables(batch))  # [B,T,V]
-
-    def scores(self, t: int, tokens: Tensor) -> Tensor:
-        """Return the scores of position t, given the tokens before it."""
-        if self.state is None:
-            repeated: Tensor = self.all[:, t].repeat_interleave(self.k, dim=0)
-            return repeated
-        last = tokens[:, t - 1] if t else torch.full_like(tokens[:, 0], self.bos)
-        features, self.state = self.model.advance(self.state, self.model.embed(last.unsqueeze(1)))
-        scores: Tensor = self.model.score(features[:, -1])
-        return scores
 
 
 ORDERS = {"uniform": 0, "unigram": 1, "bigram": 2}

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from unforced.decoding.search import Constraints
 from unforced.decoding.teacher_forcing import advance_at, gold_scores
 from unforced.models.modes import evaluation_mode
 from unforced.objectives.cross_entropy import negative_log_likelihood
@@ -84,4 +85,5 @@ class ParallelScheduledSampling(Options):
             return prefix.new_zeros(0)
         where = replaced[:, :needed]
         features = advance_at(model, state, model.embed(prefix[:, :needed]), where)
-        return pick_tokens(model, features, uniforms[:, :needed][where], batch.symbols, self.pick, self.temperature)
+        banned, numbers = Constraints.of(batch).banned, uniforms[:, :needed][where]
+        return pick_tokens(model, features, numbers, banned, self.pick, self.temperature)

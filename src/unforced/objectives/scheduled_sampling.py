@@ -6,17 +6,18 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from unforced.decoding.search import Constraints
 from unforced.decoding.teacher_forcing import gold_scores
 from unforced.errors import InputError
 from unforced.models.modes import evaluation_mode
 from unforced.objectives.cross_entropy import negative_log_likelihood
-from unforced.objectives.model_tokens import PICKS, add_fed_metric, draw_replaced, mask_banned, pick_tokens
+from unforced.objectives.model_tokens import PICKS, add_fed_metric, draw_replaced, pick_tokens
 from unforced.objectives.schedules import Exponential, InverseSigmoid, at, check_ends
 from unforced.ops import random_streams, relaxations
 from unforced.ops.masks import widened
 from unforced.options import Options, Positive, Probability
 from unforced.protocols import Schedule, StepDecoder, require
-from unforced.types import Batch, DecoderState, Loss, Progress, Symbols
+from unforced.types import Batch, DecoderState, Loss, Progress
 
 SOFT = ("soft_argmax", "soft_sample")
 MIXING = InverseSigmoid(k=10.0, warmup=1.0)
@@ -73,14 +74,14 @@ class ScheduledSampling(Options):
 
     def roll_out(self, model: StepDecoder, batch: Batch, state: DecoderState, replaced: Tensor, keys: Tensor) -> Tensor:
         """Return the prefix ỹ [B,T]; each replaced token is picked given ỹ before it."""
-        prefix, done = batch.prefix.clone(), 0
+        prefix, done, banned = batch.prefix.clone(), 0, Constraints.of(batch).banned
         pick: Literal["argmax", "sample"] = "argmax" if self.feed == "argmax" else "sample"
         with evaluation_mode(model, dropout=self.dropout):
             for t in replaced_steps(replaced):
                 features, state = model.advance(state, model.embed(prefix[:, done : t + 1]))
                 rows, done = replaced[:, t].nonzero().squeeze(1), t + 1
                 uniforms = random_streams.uniform(keys[rows], t)
-                prefix[rows, t + 1] = pick_tokens(model, features[rows, -1], uniforms, batch.symbols, pick)
+                prefix[rows, t + 1] = pick_tokens(model, features[rows, -1], uniforms, banned, pick)
         return prefix
 
     def soft_loss(
@@ -88,7 +89,7 @@ class ScheduledSampling(Options):
     ) -> Loss:
         """Return the loss of one pass with gradient; a step's scores give both its loss and the next input."""
         inputs = model.embed(batch.prefix)  # [B,T,E], of the target
-        first, done = inputs[:, :1], 0
+        first, done, banned = inputs[:, :1], 0, Constraints.of(batch).banned
         all_features, scores, gold = [], [], []
         for t in replaced_steps(replaced):
             piece = torch.cat([first, inputs[:, done + 1 : t + 1]], dim=1)
@@ -97,7 +98,7 @@ class ScheduledSampling(Options):
             all_features.append(features)
             scores.append(model.score(features[rows, -1]))  # [n,V]
             gold.append(batch.gold[rows, t])
-            mixture = self.mix_embeddings(model, scores[-1], alpha, keys[rows], t, batch.symbols)
+            mixture = self.mix_embeddings(model, scores[-1], alpha, keys[rows], t, banned)
             first = inputs[:, done : done + 1].index_copy(0, rows, mixture.to(inputs.dtype))
         features, _ = model.advance(state, torch.cat([first, inputs[:, done + 1 :]], dim=1))
         rest = batch.mask & ~replaced  # positions that are not scored yet
@@ -105,10 +106,10 @@ class ScheduledSampling(Options):
         return negative_log_likelihood(torch.cat(scores), torch.cat([*gold, batch.gold[rest]]))
 
     def mix_embeddings(
-        self, model: StepDecoder, scores: Tensor, alpha: float, keys: Tensor, t: int, symbols: Symbols
+        self, model: StepDecoder, scores: Tensor, alpha: float, keys: Tensor, t: int, banned: Tensor
     ) -> Tensor:
         """Return the next inputs [n,1,E] of rows with scores [n,V]."""
-        kind, scores = scores.dtype, mask_banned(widened(scores), symbols)
+        kind, scores = scores.dtype, widened(scores).index_fill(-1, banned, -torch.inf)
         if self.feed == "soft_sample":
             noise = random_streams.uniform_rows(random_streams.branch(keys, t), scores.shape[-1])
             scores = relaxations.add_gumbel(scores, noise)

@@ -96,9 +96,9 @@ class Decay(Options, ABC):
     def after(self, i: float) -> float:
         """Return the value at time i after the warm-up."""
 
-    @abstractmethod
     def ends(self) -> tuple[float, float]:
         """Return two numbers between which all values lie."""
+        return self.start, self.after(math.inf)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,9 +118,6 @@ class Linear(Decay):
 
     def after(self, i: float) -> float:
         return self.start + (self.end - self.start) * min(1.0, i / self.over)
-
-    def ends(self) -> tuple[float, float]:
-        return self.start, self.end
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,9 +145,6 @@ class Exponential(Decay):
             return value
         return min(value, self.cap) if self.rate >= 1 else max(value, self.cap)
 
-    def ends(self) -> tuple[float, float]:
-        return self.start, self.after(math.inf if self.rate != 1 else 0)
-
 
 @dataclass(frozen=True, kw_only=True)
 class InverseSigmoid(Decay):
@@ -169,9 +163,6 @@ class InverseSigmoid(Decay):
     def after(self, i: float) -> float:
         return self.end + (self.start - self.end) * sigmoid(math.log(self.k) - i / self.k)
 
-    def ends(self) -> tuple[float, float]:
-        return self.start, self.end
-
 
 @dataclass(frozen=True, kw_only=True)
 class Always(Decay):
@@ -183,9 +174,6 @@ class Always(Decay):
 
     def after(self, i: float) -> float:
         return 0.0
-
-    def ends(self) -> tuple[float, float]:
-        return self.start, 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

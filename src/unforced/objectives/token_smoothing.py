@@ -23,9 +23,9 @@ from unforced.objectives.smoothing.targets import (
     smoothed_nll,
     uniform_target,
 )
-from unforced.objectives.smoothing.token_roles import TokenRoles, token_mask
+from unforced.objectives.smoothing.token_roles import TokenRoles
 from unforced.objectives.smoothing.word_vectors import co_occurrence, read_vectors, unit_rows, vector_files
-from unforced.ops.masks import widened
+from unforced.ops.masks import token_mask, widened
 from unforced.options import Count, NonEmptyStr, Options, Probability, Temperature
 from unforced.protocols import StepDecoder
 from unforced.types import Batch, Encoded, Loss, Progress

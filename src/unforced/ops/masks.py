@@ -1,5 +1,6 @@
 """Masks, and sums that stay finite in empty rows and in low precision."""
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -35,6 +36,17 @@ def length_mask(lengths: Tensor, size: int | None = None) -> Tensor:
     """
     size = int(lengths.max()) if size is None else size
     return torch.arange(size, device=lengths.device) < lengths.unsqueeze(-1)
+
+
+def token_mask(size: int, excluded: Iterable[int], device: torch.device | str | None = None) -> Tensor:
+    """Return a mask [V] of ``size`` ids that is false for the excluded ones.
+
+    >>> token_mask(4, {0, 2, 7})
+    tensor([False,  True, False,  True])
+    """
+    mask = torch.ones(size, dtype=torch.bool, device=device)
+    mask[[id for id in excluded if id < size]] = False
+    return mask
 
 
 def scatter_mask(values: Tensor, mask: Tensor) -> Tensor:

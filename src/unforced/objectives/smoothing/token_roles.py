@@ -1,10 +1,7 @@
 """Which ids of a vocabulary stand for words, and which may be emitted at all."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
-
-import torch
-from torch import Tensor
 
 from unforced.protocols import TokenizerIds
 from unforced.types import Symbols
@@ -56,14 +53,3 @@ def unused_ids(symbols: Symbols, names: Sequence[str] = ()) -> frozenset[int]:
     """
     nameless = {id for id, name in enumerate(names) if not name} if any(names) else set()
     return frozenset(nameless | set(symbols.banned) | ({symbols.pad, symbols.bos} - {symbols.eos}))
-
-
-def token_mask(size: int, excluded: Collection[int], device: torch.device | str = "cpu") -> Tensor:
-    """Return a mask [V] that is false for the excluded ids.
-
-    >>> token_mask(4, {0, 2})
-    tensor([False,  True, False,  True])
-    """
-    mask = torch.ones(size, dtype=torch.bool, device=device)
-    mask[[id for id in excluded if id < size]] = False
-    return mask
