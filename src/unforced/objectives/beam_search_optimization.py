@@ -150,12 +150,12 @@ def find_violations(found: SearchResult, batch: Batch) -> Violations:
 
 @dataclass(frozen=True)
 class BeamSearchOptimization(Options):
-    """Minimise Σ_t Δ(ŷ_1:t) · max(0, m − s(y*_1:t) + s(ŷ_1:t)), with ŷ_1:t the K-th best wrong hypothesis of a beam
-    search.
+    """Minimise Σ_t Δ(ŷ_1:t) · max(0, m − s(y*_1:t) + s(ŷ_1:t)), where ŷ_1:t is the K-th best wrong hypothesis.
 
-    At every step the target prefix must outscore it by the margin m, and so stay in a beam of K. From the last target
-    step on, K is 1. Where the margin is violated, the beam restarts from the target prefix (LaSO, Daumé and Marcu
-    2005). No gradient flows through the search: the target and the violating hypotheses are scored again afterwards.
+    The hypotheses are those of a beam search. At every step the target prefix must outscore ŷ by the margin m, and so
+    stay in a beam of K. From the last target step on, K is 1. Where the margin is violated, the beam restarts from the
+    target prefix (LaSO, Daumé and Marcu 2005). No gradient flows through the search: the target and the violating
+    hypotheses are scored again afterwards.
 
     Δ is the largest cost of the tokens of a prefix; with Hamming it is 1 for every wrong prefix, as in the paper. The
     score of a prefix is the sum over its tokens, as in this library's beam search; the paper takes the last token's

@@ -71,9 +71,7 @@ class KLProjection(EnergyObjective):
 
 
 def free_conditionals(model: MaskedModel, batch: Batch, where: Tensor, rows: int) -> Tensor:
-    """Return log p_mlm(y_i = w | y\\i) [N,V], the softmax of the scores, each of the N positions ``where`` masked
-    alone.
-    """
+    """Return log p_mlm(y_i = w | y\\i) [N,V]: each of the N positions ``where`` is masked alone."""
     example, position = where.nonzero(as_tuple=True)
     scores = masked_copies.scores_at(model, batch, batch.gold, example, position.unsqueeze(1), rows=rows).squeeze(1)
     return torch.log_softmax(allowed_scores(scores, batch), dim=1)

@@ -35,7 +35,8 @@ class MinimumRisk(Options):
 
     S is the set of the outputs sampled from the model and, with ``gold``, of the target (Algorithm 1 of the paper). The
     gradient flows through Q, not through the sampling. With α = 1 and all outputs in S, the loss is the model's exact
-    expected cost; as α tends to 0, all candidates weigh the same.
+    expected cost; as α tends to 0, all candidates weigh the same. Δ compares outputs without their end symbols: it is the
+    number of differing positions (``hamming``), the edit distance, or 1 − smoothed sentence BLEU-4 of token ids.
 
     The total is divided by the number of examples. Start from a model trained with cross-entropy. Metrics: the expected
     cost (``cost``), the mean cost of all samples (``sampled_cost``), the number of ``candidates``, and ``nll`` of the
@@ -45,10 +46,7 @@ class MinimumRisk(Options):
     samples: Count = 20  # outputs drawn per example
     alpha: Positive | Schedule = 0.005  # sharpness of Q
     gold: bool = True  # whether the target is a candidate
-    # Δ of two outputs without end symbols: differing positions, edit distance, 1 − smoothed sentence BLEU-4 of token
-    # ids,
-    # or a function of two lists of token ids
-    cost: Kind | Callable[[list[int], list[int]], float] = "hamming"
+    cost: Kind | Callable[[list[int], list[int]], float] = "hamming"  # Δ, or a function of two lists of token ids
     temperature: Positive = 1.0  # of the sampling
     max_length: Count | None = None  # of samples, end symbol included; the decoders' limit if none
     mix: NonNegative = 0.0  # weight of an added cross-entropy, as a mean over the tokens of an example
@@ -63,9 +61,6 @@ class MinimumRisk(Options):
         if not self.gold and self.samples < 2:
             raise InputError("samples must be at least 2 without gold, because Q of a single candidate is 1")
 
-    def sampler(self) -> Sample:
-        return Sample(temperature=self.temperature, samples=self.samples, max_length=self.max_length)
-
     def schedules(self) -> dict[str, float | Schedule]:
         return {"alpha": self.alpha}
 
@@ -79,9 +74,8 @@ class MinimumRisk(Options):
         scored = candidates.clone()
         scored[:, 0] |= self.mix > 0
         examples, lengths = scored.nonzero()[:, 0], (outputs[scored] != END).sum(dim=1)  # [R]
-        log_probs = scatter_mask(
-            score_outputs(model, batch, outputs[scored], lengths, examples, state), scored
-        )  # [B,N]
+        found = score_outputs(model, batch, outputs[scored], lengths, examples, state)  # [R]
+        log_probs = scatter_mask(found, scored)  # [B,N]
         costs = self.judge_outputs(outputs, scored, batch.symbols).to(log_probs.dtype)  # [B,N]
         weights = masked_log_softmax(alpha * log_probs, candidates).exp()  # Q
         risk = (weights * costs).sum(dim=1)  # [B]
@@ -103,8 +97,9 @@ class MinimumRisk(Options):
 
     def draw_outputs(self, model: StepDecoder, batch: Batch, state: DecoderState, rng: torch.Generator) -> Tensor:
         """Return the target and the samples of each example [B,1 + samples,T], padded with ``END``."""
-        sampler, steps = self.sampler(), limits(batch, max_length=self.max_length)
+        sampler = Sample(temperature=self.temperature, samples=self.samples)
         selector = OneToken(Constraints.of(batch), sampler.pick, sampler.keys(batch, rng))
+        steps = limits(batch, max_length=self.max_length)
         with evaluation_mode(model, dropout=self.dropout):
             found = search(model, batch, selector, steps, copies=self.samples, state=state)
         samples = singles(found, batch)
@@ -114,9 +109,7 @@ class MinimumRisk(Options):
         return concatenate_outputs(gold, drawn)
 
     def judge_outputs(self, outputs: Tensor, where: Tensor, symbols: Symbols) -> Tensor:
-        """Return the costs [B,N] of outputs [B,N,T] where ``where`` is true; the first output of an example is the
-        target.
-        """
+        """Return the costs [B,N] of outputs [B,N,T] where ``where`` is true; an example's first output is its target."""
         if symbols.eos is not None:
             outputs = outputs.masked_fill(outputs == symbols.eos, END)
         if self.cost == "hamming":

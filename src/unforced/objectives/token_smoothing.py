@@ -33,7 +33,7 @@ from unforced.types import Batch, Encoded, Loss, Progress
 
 @dataclass
 class WordTable:
-    """What a fitted `TokenSmoothing` knows about the vocabulary."""
+    """What `TokenSmoothing.fitted` learns about the vocabulary."""
 
     covered: Tensor  # [V] bool: words that share probability mass
     units: Tensor | None = None  # [V,E] unit vectors, if all words are listed

@@ -103,9 +103,7 @@ def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def _fall(weights: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the first index [R,1] whose cumulative weight exceeds the target [R,1], and the target minus the weights
-    before it.
-    """
+    """Return the first index [R,1] whose cumulative weight exceeds the target [R,1], and the rest of the target there."""
     cumulative = weights.cumsum(dim=1)
     total = cumulative[:, -1:]
     target = torch.minimum(target, torch.nextafter(total, torch.zeros_like(total)))

@@ -50,19 +50,13 @@ def peaked_support(scores: Tensor, alpha: float, tolerance: float = 1e-6) -> tup
 
 
 def add_gumbel(scores: Tensor, uniforms: Tensor) -> Tensor:
-    """Add Gumbel noise, made from ``uniforms`` in [0, 1]: the argmax of the result is a draw from softmax(scores)."""
-    return scores + gumbel(uniforms).to(scores.dtype)
+    """Add Gumbel noise −log(−log U), made from uniform numbers U in [0, 1].
 
-
-def gumbel(uniforms: Tensor) -> Tensor:
-    """Return −log(−log U) in float32 at least; U is clamped to the open interval, so that the noise is finite.
-
-    >>> gumbel(torch.tensor([0.0, 0.5, 1.0])).isfinite().all()
-    tensor(True)
+    The argmax of the result is a draw from softmax(scores). U is clamped, so that the noise is finite.
     """
     u = widened(uniforms)
     least, most = torch.finfo(u.dtype).tiny, 1 - torch.finfo(u.dtype).eps / 2
-    return -torch.log(-torch.log(u.clamp(least, most)))
+    return scores - torch.log(-torch.log(u.clamp(least, most))).to(scores.dtype)
 
 
 def peaks_log_softmax(scores: Tensor, peaks: Tensor, alpha: float, valid: Tensor) -> Tensor:

@@ -196,9 +196,7 @@ class EditProposal:
         ended = (self.gold != gold).any(dim=1, keepdim=True)  # has an end symbol
         lengths = (outputs != END).sum(dim=2) - ended.long()  # [B,L]
         zero = torch.full(outputs.shape, -torch.inf, dtype=torch.float64, device=outputs.device)
-        insert = zero.masked_fill(
-            self.pool.find(outputs)[1], e
-        )  # log weight of an insertion or a substitution: [B,L,W]
+        insert = zero.masked_fill(self.pool.find(outputs)[1], e)  # log weight of an insertion or substitution
         logs = F.pad(zero, (1, 0))  # log weight of having written j tokens: [B,L,W+1]
         for t in range(gold.shape[1] + 1):
             gap = logs

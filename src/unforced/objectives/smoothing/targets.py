@@ -131,9 +131,7 @@ def mixture(target: Target, weights: Tensor) -> Target:
 def uniform_target(
     tokens: Tensor, covered: Tensor, tau: float, mix: float, dtype: torch.dtype
 ) -> tuple[Target, Tensor, Tensor]:
-    """Return α r + (1 − α) δ for tokens [N] with d = 1 between all covered words, the moved mass [N] and r's entropy
-    [N].
-    """
+    """Return α r + (1 − α) δ for tokens [N], the moved mass [N] and r's entropy [N]; d is 1 between covered words."""
     count, inside = int(covered.sum()), covered[tokens].to(dtype)
     e = torch.exp(torch.tensor(-1 / tau, dtype=dtype, device=tokens.device))
     each = inside * e / (1 + (count - 1) * e)  # r of every other word: [N]

@@ -26,7 +26,7 @@ ROUNDING = 1e-6  # shorter vectors, relative to the longest one, have no directi
 
 
 def spellings(names: Sequence[str], excluded: Collection[int] = ()) -> list[tuple[str, ...]]:
-    """Return how each token may be spelt in a file of vectors: as it is, then in lower case.
+    """Return how each token may be spelled in a file of vectors: as it is, then in lower case.
 
     Of subwords, only pieces that begin a word are looked up, without their mark. If ends of words are marked instead,
     pieces that end a word are. Other pieces and excluded ids have no spelling.
@@ -73,7 +73,7 @@ def read_vectors(path: str | Path, names: Sequence[str], excluded: Collection[in
       it has a word on each line. The widest of several matrices is read.
 
     ``~`` and ``$VARIABLE`` in the path are replaced. Vectors of zeros do not count; the first of several vectors of a
-    word does. Two tokens never share a vector: it belongs to the one spelt exactly so, else to the first.
+    word does. Two tokens never share a vector: it belongs to the one spelled exactly so, else to the first.
     """
     if not any(names):
         raise InputError("word vectors are looked up by name, but these tokens have no names: pass a tokenizer")
