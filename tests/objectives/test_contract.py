@@ -2,12 +2,12 @@
 
 import inspect
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from masked_toy import ToyMasked
+from objective_cases import ENDED, assert_equal_bits, assert_same, codec, gradient
 from torch.autograd import gradcheck
 
 from unforced.decoding import search
@@ -20,13 +20,11 @@ from unforced.objectives.sequence_smoothing import SequenceSmoothing
 from unforced.objectives.token_smoothing import TokenSmoothing
 from unforced.protocols import fitted
 from unforced.registry import REGISTRY, resolve
-from unforced.types import Batch, Encoded, Loss, Progress, Sizes, Symbols
+from unforced.types import Batch, Encoded, Loss, Progress, Sizes
 
-SYMBOLS = Symbols(pad=0, bos=1, eos=2, banned=(0, 1))
 SIZES = Sizes(target=6, source=5)
 ALONE = Sizes(target=6)  # without a source
-NAMES = ("<pad>", "<bos>", "<eos>", "a", "b", "c")
-CODEC: Any = SimpleNamespace(symbols=SYMBOLS, sizes=SIZES, token_names=lambda: NAMES)
+CODEC = codec(6)
 EXAMPLES = [Encoded(None, [3, 4, 5, 2], (3, 4, 5)), Encoded(None, [4, 5, 2], (4, 5))]
 
 
@@ -154,24 +152,17 @@ GOLD_ONLY = [
 ]
 
 # models by the protocol that an objective needs
-SHAPE: dict[str, Any] = {
-    "width": 8,
-    "heads": 2,
-    "encoder_layers": 1,
-    "decoder_layers": 1,
-    "feedforward": 8,
-    "dropout": 0.0,
-}
+SHAPE: dict[str, Any] = {"width": 8, "heads": 2, "encoder_layers": 1, "decoder_layers": 1, "feedforward": 8}
 FAMILIES: dict[str, dict[str, tuple[Any, Sizes]]] = {
     "StepDecoder": {
         "toy": (Toy(order=2), SIZES),
         "lstm": (LSTM(hidden=6, embedding=5, dropout=0.0), SIZES),
-        "transformer": (Transformer(**SHAPE), SIZES),
+        "transformer": (Transformer(**SHAPE, dropout=0.0), SIZES),
     },
     "MaskedModel": {
         "toy": (ToyMasked(), SIZES),
         "lstm": (Field(hidden=6, embedding=5), ALONE),
-        "transformer": (ConditionalMasked(**SHAPE, longest=4), SIZES),
+        "transformer": (ConditionalMasked(**SHAPE, dropout=0.0, longest=4), SIZES),
     },
 }
 
@@ -191,7 +182,7 @@ def make_batch(name: str = "cross_entropy", model_name: str = "toy", wider: int 
     if chosen(name, model_name)[1].source is not None:
         sources = {"source": source, "source_mask": source != 0}
     references = torch.tensor([[3, 4, 5], [4, 5, 0], [5, 3, 0], [3, 4, 0]])
-    return Batch.of_gold(gold, gold != 0, SYMBOLS, **sources, ids=torch.tensor([10, 11, 12, 13]), references=references)
+    return Batch.of_gold(gold, gold != 0, ENDED, **sources, ids=torch.tensor([10, 11, 12, 13]), references=references)
 
 
 def make_model(name: str, model_name: str) -> torch.nn.Module:
@@ -205,11 +196,6 @@ def loss_of(name: str, fields: dict[str, Any], model: torch.nn.Module, batch: Ba
     return objective(
         model, batch, progress=Progress(step=5, epoch=1.5, total=10), rng=torch.Generator().manual_seed(seed)
     )
-
-
-def gradients(loss: Loss, model: torch.nn.Module) -> list[torch.Tensor]:
-    grads = torch.autograd.grad(loss.total, list(model.parameters()), allow_unused=True)
-    return [torch.zeros_like(p) if g is None else g for g, p in zip(grads, model.parameters())]
 
 
 @pytest.fixture(autouse=True)
@@ -251,10 +237,8 @@ def test_micro_batches_add_up(name: str, fields: dict[str, Any], model_name: str
     model, batch = make_model(name, model_name), make_batch(name, model_name)
     whole = loss_of(name, fields, model, batch)
     parts = [loss_of(name, fields, model, batch.select(torch.tensor(rows))) for rows in ([0, 2], [3], [1])]
-    torch.testing.assert_close(sum(p.total for p in parts), whole.total, rtol=1e-10, atol=1e-10)
     assert sum(p.count for p in parts) == whole.count
-    for split, full in zip(zip(*(gradients(p, model) for p in parts)), gradients(whole, model)):
-        torch.testing.assert_close(sum(split), full, rtol=1e-6, atol=1e-9)
+    assert_same(model, sum(p.total for p in parts), whole.total)
 
 
 @ROWS
@@ -290,20 +274,15 @@ class Caller(torch.nn.Module):
 @ROWS
 def test_the_same_generator_gives_the_same_bits(name: str, fields: dict[str, Any]) -> None:
     model, batch = make_model(name, "transformer"), make_batch(name, "transformer")
-    first, second = loss_of(name, fields, model, batch), loss_of(name, fields, model, batch)
-    assert torch.equal(first.total, second.total)
-    for a, b in zip(gradients(first, model), gradients(second, model)):
-        assert torch.equal(a, b)
+    assert_equal_bits(model, *(loss_of(name, fields, model, batch) for _ in range(2)))
 
 
 @MODELS
 @pytest.mark.parametrize(("name", "fields"), GOLD_ONLY)
 def test_gold_only_is_cross_entropy(name: str, fields: dict[str, Any], model_name: str) -> None:
     model, batch = make_model(name, model_name), make_batch(name, model_name)
-    loss, baseline = loss_of(name, fields, model, batch), loss_of("cross_entropy", {}, model, batch)
-    assert torch.equal(loss.total, baseline.total)
-    for a, b in zip(gradients(loss, model), gradients(baseline, model)):
-        assert torch.equal(a, b)
+    losses = [loss_of(name, fields, model, batch), loss_of("cross_entropy", {}, model, batch)]
+    assert_equal_bits(model, *losses)
 
 
 @ROWS
@@ -313,8 +292,27 @@ def test_examples_without_target_tokens_cost_nothing(name: str, fields: dict[str
     model, batch = make_model(name, "toy"), make_batch(name)
     loss = loss_of(name, fields, model, replace(batch, mask=torch.zeros_like(batch.mask)))
     assert loss.total.item() == 0
-    assert all(not gradient.any() for gradient in gradients(loss, model))
+    assert not gradient(loss.total, model).any()
     assert all(torch.isfinite(torch.stack(pair)).all() for pair in loss.metrics.values())
+
+
+@pytest.mark.parametrize("dropout", [False, True])
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("scheduled_sampling", {"feed": "argmax", "mixing": 0.0}),
+        ("parallel_scheduled_sampling", {"p": 1.0, "pick": "argmax"}),
+        ("beam_search_optimization", {"beam": 2}),
+        ("minimum_risk", {"samples": 3, "max_length": 4}),
+    ],
+)
+def test_dropout_in_passes_without_gradient_is_optional(name: str, fields: dict[str, Any], dropout: bool) -> None:
+    model = LSTM(hidden=6, embedding=5, dropout=0.5).build(SIZES).double()
+    modes: list[tuple[bool, bool]] = []
+    model.recurrence.register_forward_hook(lambda module, *_: modes.append((torch.is_grad_enabled(), module.training)))
+    loss_of(name, {**fields, "dropout": dropout}, model, make_batch(name, "lstm"))
+    assert set(modes) == {(False, dropout), (True, True)}
+    assert model.recurrence.training
 
 
 @pytest.mark.slow

@@ -65,8 +65,13 @@ def test_a_table_of_hamming_costs_equals_hamming():
     own = Table(lambda batch: 1 - torch.nn.functional.one_hot(batch.gold, 6).float())
     for steps in (2, 3, 5):
         assert torch.equal(dense(own, batch, steps), dense(Hamming(), batch, steps))
-    with pytest.raises(InputError, match="must have the shape"):
-        Table(lambda batch: torch.zeros(1, 1, 6)).prepare(batch, 3)
+    for table, message in (
+        (torch.zeros(1, 1, 6), "must have the shape"),
+        (torch.full((2, 3, 6), torch.nan), "must have finite entries"),
+        (torch.zeros(2, 3, 4), "costs of 4 tokens, none for token 5"),
+    ):
+        with pytest.raises(InputError, match=message):
+            dense(Table(lambda _, table=table: table), batch, 3)
 
 
 def test_costs_can_be_objects_in_python():
@@ -88,7 +93,9 @@ class Letters:
 def test_confusions_read_costs_from_a_file(tmp_path):
     file = tmp_path / "costs.tsv"
     file.write_text("a\tb\t3\n\nb\ta\t0.25\r\n<eos>\tc\t7\n", encoding="utf-8")
-    found = dense(Confusions(str(file), other=0.5).fitted(Letters()), make_batch(), 4)
+    cost = Confusions(str(file), other=0.5)
+    assert cost.files == (file,)
+    found = dense(cost.fitted(Letters()), make_batch(), 4)
     wrong = dense(Hamming(), make_batch(), 4)
     expected = 0.5 * wrong
     expected[0, 0, 4], expected[0, 1, 3] = 3.0, 0.25  # a b <eos>

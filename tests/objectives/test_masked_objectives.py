@@ -11,9 +11,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from masked_toy import ENDED, ended, slow_conditional, slow_energy, slow_log_z, strings, toy
+from objective_cases import assert_same, gradient, loss_of
 from scipy.stats import chisquare
 from torch import Tensor
-from torch.autograd import gradcheck
 
 from unforced.energy import energies, masked_copies, partition
 from unforced.energy.factored import shares_contexts
@@ -34,22 +34,14 @@ from unforced.objectives.noise_contrastive import (
 )
 from unforced.objectives.pseudo_likelihood import PseudoLikelihood
 from unforced.ops import random_streams
-from unforced.types import Batch, Encoded, Loss, Progress, Sizes
+from unforced.types import Batch, Encoded, Sizes
 
 BATCH = ended([3, 4, 5], [5, 3], [4])
 KINDS = pytest.mark.parametrize("kind", ["raw", "local"])
 
 
-def loss_of(objective: Any, model: Any, batch: Batch, seed: int = 0) -> Loss:
-    return objective(model, batch, progress=Progress(), rng=torch.Generator().manual_seed(seed))
-
-
 def positions(batch: Batch) -> list[tuple[int, int]]:
     return [(b, t) for b, t in energies.variables(batch).nonzero().tolist()]
-
-
-def gradient(loss: Tensor, model: torch.nn.Module) -> Tensor:
-    return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
 
 
 # Every objective against loops
@@ -162,8 +154,7 @@ def test_loss_and_gradient_equal_those_of_loops(name: str, kind: Any, rows: int)
     model = toy(6)
     loss, expected = loss_of(make(energy=kind, rows=rows), model, BATCH), slow(model, kind)
     assert loss.count == 6
-    torch.testing.assert_close(loss.total, expected)
-    torch.testing.assert_close(gradient(loss.total, model), gradient(expected, model))
+    assert_same(model, loss.total, expected)
     assert all(p.grad is None for p in TEACHER.parameters())
 
 
@@ -247,12 +238,6 @@ def test_the_loss_sums_over_masked_tokens() -> None:
     assert loss.count == masked.sum()
     share, of = loss.metrics["hidden"]
     assert (float(share), float(of)) == (float(masked.sum()), 6.0)
-
-
-def test_sequences_without_an_end_symbol() -> None:
-    loss = loss_of(MaskedLM(hidden="fixed", rate=1.0), toy(5), strings(3))
-    assert loss.count == 81
-    assert float(loss.total.detach()) == pytest.approx(81 * math.log(3))  # all is masked, and the toy has no bias
 
 
 def conditional(longest: int = 6) -> tuple[Any, Batch]:
@@ -390,81 +375,7 @@ def test_free_conditionals_of_the_thesis() -> None:
     assert float(odds[1]) == pytest.approx(1)
 
 
-def test_true_conditionals_are_those_of_the_joint() -> None:
-    model, batch = thesis()
-    joint = (-energies.energy(model, batch, batch.gold, "raw").double() - log_partition(model, batch)).exp().view(2, 2)
-    assert float(joint.detach().sum()) == pytest.approx(1)
-    true, _ = true_conditionals(model, batch, energies.variables(batch), "raw", 100)
-    true = true.exp().detach().view(2, 2, 2, 2)
-    for first in range(2):
-        for second in range(2):
-            torch.testing.assert_close(true[first, second, 0], joint[:, second] / joint[:, second].sum())
-            torch.testing.assert_close(true[first, second, 1], joint[first] / joint[first].sum())
-    assert float(true[0, 0, 1, 0]) == pytest.approx(0.99)  # E_raw counts y1's score, so y1 does predict y2
-
-
 # Exact likelihood
-
-
-@KINDS
-@pytest.mark.parametrize(
-    "spec",
-    [
-        Field(hidden=4, embedding=3),
-        pytest.param(Masked(width=4, heads=2, layers=1, feedforward=4, dropout=0.0), marks=pytest.mark.slow),
-    ],
-    ids=["field", "masked"],
-)
-def test_gradients_of_exact_likelihood(spec: Any, kind: Any) -> None:
-    torch.manual_seed(1)
-    model = spec.build(Sizes(target=6)).double()
-    batch = ended([3, 4, 5], [5, 3])
-    names = [name for name, _ in model.named_parameters()]
-
-    class Caller(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = model
-
-        def forward(self) -> torch.Tensor:
-            return loss_of(ExactLikelihood(energy=kind, rows=11), self.model, batch).total
-
-    caller = Caller()
-
-    def total(*values: torch.Tensor) -> torch.Tensor:
-        return torch.func.functional_call(caller, {f"model.{n}": v for n, v in zip(names, values)}, ())
-
-    inputs = tuple(p.detach().clone().requires_grad_() for p in model.parameters())
-    assert gradcheck(total, inputs, eps=1e-6, atol=1e-5, fast_mode=True)
-
-
-def test_the_expected_gradient_under_the_model_is_zero() -> None:
-    """d(−log p)/dθ = dE(y)/dθ − E_p[dE/dθ]."""
-    model, batch = toy(5, seed=3), strings(3)
-    probabilities = torch.exp(
-        torch.stack([-slow_energy(model, batch, b, batch.gold[b].tolist()) for b in range(27)])
-        - slow_log_z(model, batch, 0)
-    ).detach()
-    assert float(probabilities.sum()) == pytest.approx(1)
-    each = [loss_of(ExactLikelihood(), model, batch.select(torch.tensor([b]))).total for b in range(27)]
-    mean = sum(p * loss for p, loss in zip(probabilities, each))
-    assert isinstance(mean, torch.Tensor)
-    (gradient,) = torch.autograd.grad(mean, model.table)
-    assert gradient.abs().max() < 1e-12
-    (elsewhere,) = torch.autograd.grad(loss_of(ExactLikelihood(), model, batch).total, model.table)
-    assert elsewhere.abs().max() > 1e-3
-
-
-def test_log_z_is_logged() -> None:
-    model = toy(6, seed=4)
-    loss = loss_of(ExactLikelihood(), model, BATCH)
-    total, count = loss.metrics["log_z"]
-    assert float(total / count) == pytest.approx(float(log_partition(model, BATCH).mean()), rel=1e-5)
-
-
-def test_too_many_sequences_raise() -> None:
-    with pytest.raises(InputError, match="27 sequences are too many"):
-        loss_of(ExactLikelihood(most=20), toy(6), BATCH)
 
 
 # Noise-contrastive estimation
@@ -523,8 +434,8 @@ def test_the_optimum_is_the_distribution_of_the_data(k: int) -> None:
     noise = torch.rand(27, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 0.1
     noise = noise / noise.sum()
     loss = expected_binary_loss(model, batch, data, noise, log_z, k)
-    for gradient in torch.autograd.grad(loss, [model.table, log_z]):
-        assert gradient.abs().max() < 1e-12
+    for slope in torch.autograd.grad(loss, [model.table, log_z]):
+        assert slope.abs().max() < 1e-12
     other = expected_binary_loss(model, batch, torch.full_like(data, 1 / 27), noise, log_z, k)
     assert torch.autograd.grad(other, model.table)[0].abs().max() > 1e-3
     moved = log_z.detach() + 0.3
@@ -575,3 +486,5 @@ def test_missing_counts_raise() -> None:
         loss_of(NoiseContrastive(), toy(6), BATCH)
     with pytest.raises(InputError, match="needs training examples with tokens"):
         NgramNoise.of([], 6, ENDED, 1, smoothing=0.0, backoff=0.1)
+    with pytest.raises(InputError, match="27 sequences are too many"):
+        loss_of(ExactLikelihood(most=20), toy(6), BATCH)

@@ -3,10 +3,12 @@
 import itertools
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from objective_cases import ENDED, FIXED, SPECS, assert_same, batch_of, gradient, loss_of, metric, network, sourced, toy
 from sacrebleu.metrics import BLEU
 from torch import Tensor
 
@@ -15,77 +17,20 @@ from unforced.decoding.enumeration import enumerate_sequences
 from unforced.decoding.teacher_forcing import score_outputs
 from unforced.errors import InputError
 from unforced.models.lstm import LSTM
-from unforced.models.toy import Toy
-from unforced.models.transformer import Transformer
+from unforced.objectives.costs import Hamming
 from unforced.objectives.cross_entropy import CrossEntropy
 from unforced.objectives.minimum_risk import MinimumRisk
 from unforced.objectives.schedules import Linear
 from unforced.objectives.smoothing.outputs import END, as_lists
 from unforced.recipes.fields import build, to_mapping
 from unforced.training.run_identity import _describe
-from unforced.types import Batch, Loss, Progress, Sizes, Symbols
+from unforced.types import Batch, Sizes, Symbols
 
-SYMBOLS = Symbols(pad=0, bos=1, eos=2, banned=(0, 1))
-OPEN = SYMBOLS._replace(banned=())  # all tokens can be emitted, so that probabilities add up to one
-FIXED = SYMBOLS._replace(eos=None)
-SPECS = {
-    "lstm": LSTM(hidden=6, embedding=5, dropout=0.0),
-    "fed": LSTM(hidden=6, embedding=5, dropout=0.0, input_feeding=True),
-    "tagger": LSTM(hidden=6, embedding=5, dropout=0.0, attention="fixed"),
-    "transformer": Transformer(width=8, heads=2, encoder_layers=1, decoder_layers=1, feedforward=8, dropout=0.0),
-}
-
-
-def batch_of(
-    golds: Sequence[Sequence[int]], symbols: Symbols = SYMBOLS, sources: Sequence[Sequence[int]] | None = None
-) -> Batch:
-    width = max(map(len, golds))
-    gold = torch.tensor([[*g, *[0] * (width - len(g))] for g in golds])
-    lengths = torch.tensor([len(g) for g in golds])
-    rest: dict[str, Any] = {"ids": torch.arange(len(golds)) + 10}
-    if symbols.eos is None:
-        rest["length"] = lengths
-    if sources is not None:
-        size = max(map(len, sources))
-        rest["source"] = torch.tensor([[*s, *[0] * (size - len(s))] for s in sources])
-        rest["source_mask"] = rest["source"] > 0
-    return Batch.of_gold(gold, torch.arange(width) < lengths.unsqueeze(1), symbols, **rest)
-
-
-def sourced(symbols: Symbols = SYMBOLS) -> Batch:
-    """Three examples of ragged lengths."""
-    if symbols.eos is None:
-        return batch_of([[3, 4, 5], [4], [5, 5]], symbols, [[1, 2, 3], [4], [2, 2]])
-    return batch_of([[3, 4, 5, 2], [4, 2], [5, 5, 2]], symbols, [[1, 2, 3], [4], [2, 2]])
-
-
-def toy(size: int = 4, seed: int = 0, order: int = 2, scale: float = 1.0) -> Any:
-    torch.manual_seed(seed)
-    return Toy(order=order, scale=scale).build(Sizes(target=size)).double()  # type: ignore[arg-type]
-
-
-def network(name: str, seed: int = 0) -> Any:
-    """A small network whose scores are far from uniform."""
-    torch.manual_seed(seed)
-    model = SPECS[name].build(Sizes(target=6, source=5)).double()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(1.5)
-    return model
-
-
-def loss_of(objective: MinimumRisk, model: Any, batch: Batch, seed: int = 0, progress: Progress | None = None) -> Loss:
-    rng = torch.Generator().manual_seed(seed)
-    return objective(model, batch, progress=progress or Progress(), rng=rng)
+OPEN = ENDED._replace(banned=())  # all tokens can be emitted, so that probabilities add up to one
 
 
 def drawn(objective: MinimumRisk, model: Any, batch: Batch, seed: int = 0) -> Tensor:
     return objective.draw_outputs(model, batch, model.start(batch), torch.Generator().manual_seed(seed))
-
-
-def metric(loss: Loss, name: str) -> float:
-    total, count = loss.metrics[name]
-    return float(total / count)
 
 
 def all_outputs(size: int, limit: int) -> list[list[int]]:
@@ -133,26 +78,23 @@ COSTS = {"hamming": hamming, "edit": edit, "bleu": unlike}
 @pytest.mark.parametrize("cost", COSTS)
 def test_all_outputs_with_alpha_one_give_the_expected_cost(cost: Any) -> None:
     """Loss and gradient equal the sum over all outputs of probability times cost; here padding is an ordinary token."""
-    model, gold = toy(), [3, 0, 2]
+    model, gold = toy(4), [3, 0, 2]
     loss = loss_of(
         MinimumRisk(samples=2000, alpha=1.0, cost=cost, temperature=3.0, max_length=3), model, batch_of([gold], OPEN)
     )
     outputs = all_outputs(4, 3)
     assert metric(loss, "candidates") == len(outputs) == 40
-    table = model.table.detach().clone().requires_grad_()
-    probabilities = torch.stack([table_log_prob(table, output) for output in outputs]).exp()
+    probabilities = torch.stack([table_log_prob(model.table, output) for output in outputs]).exp()
     assert probabilities.sum().item() == pytest.approx(1.0)
     expected = sum(p * COSTS[cost](bare(y), bare(gold)) for p, y in zip(probabilities, outputs))
     assert isinstance(expected, Tensor)
-    torch.testing.assert_close(loss.total, expected, rtol=1e-9, atol=1e-9)
-    mine, by_hand = torch.autograd.grad(loss.total, model.table)[0], torch.autograd.grad(expected, table)[0]
-    torch.testing.assert_close(mine, by_hand, rtol=1e-8, atol=1e-10)
-    assert by_hand.abs().max() > 1e-3
+    assert_same(model, loss.total, expected, rtol=1e-8)
+    assert gradient(expected, model).abs().max() > 1e-3
 
 
 def test_log_probabilities_of_samples_equal_the_enumeration() -> None:
     """Every candidate is possible, and its log-probability is the enumeration's, cut ones included."""
-    model, batch = network("lstm"), sourced()
+    model, batch = network("lstm", scale=1.5), sourced()
     objective = MinimumRisk(samples=60, max_length=3, gold=False)
     outputs = drawn(objective, model, batch)
     for example in range(3):
@@ -183,7 +125,7 @@ def one_by_one(objective: MinimumRisk, model: Any, batch: Batch, alpha: float) -
         for output in sorted(members):
             tokens = torch.tensor([output])
             alone = Batch.of_gold(tokens, torch.ones_like(tokens, dtype=torch.bool), batch.symbols, **source)
-            log_probs.append(-CrossEntropy()(model, alone, progress=Progress(), rng=torch.Generator()).total)
+            log_probs.append(-loss_of(CrossEntropy(), model, alone).total)
             costs.append(COSTS[str(objective.cost)](*(bare(y, batch.symbols.eos) for y in (output, gold))))
         weights = (alpha * torch.stack(log_probs)).softmax(0)
         assert weights.sum().item() == pytest.approx(1.0)
@@ -193,15 +135,15 @@ def one_by_one(objective: MinimumRisk, model: Any, batch: Batch, alpha: float) -
 
 
 CASES = [
-    ("lstm", SYMBOLS, "bleu", True),
-    ("fed", SYMBOLS, "edit", False),
+    ("lstm", ENDED, "bleu", True),
+    ("fed", ENDED, "edit", False),
     ("tagger", FIXED, "hamming", True),
-    ("transformer", SYMBOLS, "hamming", True),
+    ("transformer", ENDED, "hamming", True),
 ]
 SLOW = [
     pytest.param(name, symbols, *cost, marks=pytest.mark.slow)
     for name in SPECS
-    for symbols in (SYMBOLS, FIXED)
+    for symbols in (ENDED, FIXED)
     for cost in (("hamming", True), ("edit", False), ("bleu", True))
     if (name, symbols, *cost) not in CASES
 ]
@@ -211,32 +153,12 @@ SLOW = [
 def test_loss_and_gradients_equal_those_of_candidates_scored_one_by_one(
     name: str, symbols: Symbols, cost: Any, gold: bool
 ) -> None:
-    model, batch = network(name), sourced(symbols)
+    model, batch = network(name, scale=1.5), sourced(symbols)
     objective = MinimumRisk(samples=8, alpha=0.8, cost=cost, gold=gold)
     loss = loss_of(objective, model, batch)
     expected, count = one_by_one(objective, model, batch, 0.8)
     assert loss.metrics["candidates"] == (count, 3)
-    torch.testing.assert_close(loss.total, expected, rtol=1e-9, atol=1e-9)
-    parameters = list(model.parameters())
-    for (key, _), mine, wanted in zip(
-        model.named_parameters(), torch.autograd.grad(loss.total, parameters), torch.autograd.grad(expected, parameters)
-    ):
-        torch.testing.assert_close(mine, wanted, rtol=1e-7, atol=1e-9, msg=key)
-        if "encoder" in key and "bias" not in key:
-            assert mine.abs().max() > 0, key
-
-
-def test_outputs_of_fixed_length() -> None:
-    torch.manual_seed(0)
-    model = LSTM(hidden=6, embedding=5, attention="fixed", dropout=0.0).build(Sizes(target=6, source=5))
-    batch = sourced(FIXED)
-    outputs = drawn(MinimumRisk(samples=5), model, batch)
-    assert ((outputs != END).sum(dim=2) == torch.tensor([[3], [1], [2]])).all()
-    assert not (outputs[:, 1:] == SYMBOLS.pad).any()
-    loss_of(MinimumRisk(samples=5), model, batch).total.backward()
-    assert all(torch.isfinite(p.grad).all() for p in model.parameters())
-    with pytest.raises(InputError, match="the task fixes the length"):
-        loss_of(MinimumRisk(max_length=3), model, batch)
+    assert_same(model, loss.total, expected)
 
 
 def with_outputs(monkeypatch: pytest.MonkeyPatch, outputs: list[list[int]]) -> None:
@@ -265,19 +187,8 @@ def test_repeated_samples_count_once(gold: bool, monkeypatch: pytest.MonkeyPatch
     assert metric(often, "sampled_cost") == pytest.approx((3 * 2 + 2 * 2) / 7)  # repeated samples count here
     with_outputs(monkeypatch, [a, b])
     without = loss_of(MinimumRisk(samples=2, alpha=0.5, gold=gold), model, batch)
-    assert metric(without, "candidates") == 2 + gold  # the gold is not in S unless it is drawn or asked for
+    assert metric(without, "candidates") == 2 + gold  # the target is in S if it is drawn, or with ``gold``
     torch.testing.assert_close(without.total, often.total if gold else often.total * 0 + 2)
-
-
-def test_weights_sum_to_one() -> None:
-    """With equal costs the expectation is that cost, and gradients vanish."""
-    for alpha in (0.005, 1.0, 50.0):
-        model = toy(6)
-        objective = MinimumRisk(samples=12, alpha=alpha, cost=lambda output, gold: 2.5, max_length=5)
-        loss = loss_of(objective, model, batch_of([[3, 4, 2], [5, 2]]))
-        torch.testing.assert_close(loss.total.item(), 5.0)
-        (gradient,) = torch.autograd.grad(loss.total, model.table)
-        assert gradient.abs().max() < 1e-12
 
 
 def test_limits_of_alpha() -> None:
@@ -299,7 +210,7 @@ def test_costs_against_brute_force_and_sacrebleu(cost: Any) -> None:
         ended = [[*y, 2] if rng.random() < 0.7 else y for y in outputs]  # EOS doesn't matter
         rows = [[*y, *[END] * (9 - len(y))] for y in ([*gold, 2], *ended)]
         found = MinimumRisk(cost=cost).judge_outputs(
-            torch.tensor([rows]), torch.ones(1, len(rows), dtype=torch.bool), SYMBOLS
+            torch.tensor([rows]), torch.ones(1, len(rows), dtype=torch.bool), ENDED
         )
         wanted = [0.0, *(COSTS[cost](y, gold) for y in outputs)]
         assert found[0].tolist() == pytest.approx(wanted, abs=1e-9)
@@ -326,31 +237,11 @@ def test_functions_as_costs() -> None:
     assert "0x" not in _describe(objective)  # so that another process can resume the run
 
 
-def test_samples_have_the_models_frequencies() -> None:
-    model, batch = toy(6, order=1), batch_of([[3, 2]])
-    first = drawn(MinimumRisk(samples=20_000, max_length=1), model, batch)[0, 1:, 0]
-    expected = model.table[1].detach().clone()
-    expected[:2] = -torch.inf
-    shares = first.bincount(minlength=6) / 20_000
-    torch.testing.assert_close(shares.double(), expected.softmax(0), rtol=0.0, atol=0.015)
-
-
-@pytest.mark.parametrize("name", ["lstm", "transformer"])
-def test_chunks_of_the_projection_change_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, batch, objective = network(name), sourced(), MinimumRisk(samples=8, alpha=0.8, mix=0.5)
-    found = []
-    for chunk in (10_000, 3):
-        monkeypatch.setattr(teacher_forcing, "CHUNK", chunk)
-        total = loss_of(objective, model, batch).total
-        found.append((total, torch.autograd.grad(total, list(model.parameters()))))
-    torch.testing.assert_close(found[0], found[1], rtol=1e-10, atol=1e-12)
-
-
 @pytest.mark.parametrize("chunk", [10_000, 3])
 def test_all_weights_have_gradients_under_autocast(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The cache of casts must not lose gradients (pytorch#112583)."""
     monkeypatch.setattr(teacher_forcing, "CHUNK", chunk)
-    model, batch = network("transformer").float(), sourced()
+    model, batch = network("transformer", scale=1.5).float(), sourced()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         loss = loss_of(MinimumRisk(samples=8, alpha=1.0), model, batch)
     loss.total.backward()
@@ -359,48 +250,17 @@ def test_all_weights_have_gradients_under_autocast(chunk: int, monkeypatch: pyte
         assert parameter.grad.abs().max() > 0, key
 
 
-def test_dropout_while_sampling_is_optional() -> None:
-    torch.manual_seed(0)
-    model = LSTM(hidden=16, embedding=8, dropout=0.5).build(Sizes(target=8, source=5))
-    modes: list[tuple[bool, bool]] = []
-    model.recurrence.register_forward_hook(lambda module, *_: modes.append((torch.is_grad_enabled(), module.training)))
-    for dropout in (False, True):
-        modes.clear()
-        loss_of(MinimumRisk(samples=4, dropout=dropout, max_length=6), model, sourced())
-        assert {training for grad, training in modes if not grad} == {dropout}
-        assert {training for grad, training in modes if grad} == {True}
-        assert model.recurrence.training
-
-
 @pytest.mark.parametrize("gold", [True, False])
 def test_mix_adds_cross_entropy(gold: bool) -> None:
-    model, batch = network("lstm"), sourced()
+    model, batch = network("lstm", scale=1.5), sourced()
     plain, mixed = (loss_of(MinimumRisk(samples=5, gold=gold, mix=mix), model, batch) for mix in (0.0, 0.3))
-    per_example = [
-        CrossEntropy()(model, batch.select(torch.tensor([row])), progress=Progress(), rng=torch.Generator()).mean
-        for row in range(3)
-    ]
+    per_example = [loss_of(CrossEntropy(), model, batch.select(torch.tensor([row]))).mean for row in range(3)]
     torch.testing.assert_close(mixed.total, plain.total + 0.3 * torch.stack(per_example).sum())
     for name in ("cost", "sampled_cost", "candidates"):
         torch.testing.assert_close(plain.metrics[name], mixed.metrics[name])
     assert ("nll" in plain.metrics) == gold
-    whole = CrossEntropy()(model, batch, progress=Progress(), rng=torch.Generator())
+    whole = loss_of(CrossEntropy(), model, batch)
     torch.testing.assert_close(mixed.metrics["nll"], whole.metrics["nll"])
-
-
-def test_alpha_can_be_a_schedule() -> None:
-    model, batch = toy(6), batch_of([[3, 4, 2]])
-    moving = MinimumRisk(samples=8, alpha=Linear(start=0.1, end=2.1, over=2), max_length=5)
-    assert set(moving.schedules()) == {"alpha"}
-    for epoch, alpha in ((0, 0.1), (1, 1.1), (2, 2.1)):
-        still = MinimumRisk(samples=8, alpha=alpha, max_length=5)
-        at_epoch = loss_of(moving, model, batch, progress=Progress(epoch=epoch))
-        torch.testing.assert_close(at_epoch.total, loss_of(still, model, batch).total)
-    with pytest.raises(InputError, match="alpha must be above 0, got -1"):
-        MinimumRisk(alpha=Linear(start=1.0, end=-1.0, over=2))
-    away = MinimumRisk(alpha=lambda progress: 1.0 - progress.epoch)
-    with pytest.raises(InputError, match="alpha must be above 0, got -1"):
-        loss_of(away, model, batch, progress=Progress(epoch=2))
 
 
 @pytest.mark.parametrize("cost", ["hamming", pytest.param("bleu", marks=pytest.mark.slow)])
@@ -408,7 +268,8 @@ def test_training_lowers_the_expected_cost(cost: Any) -> None:
     torch.manual_seed(0)
     model = LSTM(hidden=24, embedding=12, dropout=0.0).build(Sizes(target=6, source=6))
     golds = [[3, 4, 2], [5, 3, 2], [4, 4, 5, 2], [5, 2]]
-    batch = batch_of(golds, SYMBOLS, [[3, 4], [5, 3], [4, 4, 5], [5]])
+    source = torch.tensor([[3, 4, 0], [5, 3, 0], [4, 4, 5], [5, 0, 0]])
+    batch = batch_of(golds, source=source, source_mask=source > 0)
     objective = MinimumRisk(samples=10, alpha=0.5, cost=cost, max_length=6)
     optimizer, seen = torch.optim.Adam(model.parameters(), lr=0.01), []
     for step in range(80):
@@ -421,12 +282,22 @@ def test_training_lowers_the_expected_cost(cost: Any) -> None:
     assert (end < 0.4 * start).all(), (start, end)
 
 
-def test_one_sample_needs_the_target_as_a_candidate() -> None:
+def test_alpha_follows_its_schedule() -> None:
+    model, batch = toy(6), batch_of([[3, 4, 2]])
+    moving = MinimumRisk(samples=8, alpha=Linear(start=0.1, end=2.1, over=2), max_length=5)
+    assert set(moving.schedules()) == {"alpha"}
+    found = loss_of(moving, model, batch, epoch=1)
+    torch.testing.assert_close(found.total, loss_of(replace(moving, alpha=1.1), model, batch).total)
+
+
+def test_bad_input() -> None:
     with pytest.raises(InputError, match="samples must be at least 2 without gold"):
         MinimumRisk(samples=1, gold=False)
-
-
-def test_recipes_name_costs() -> None:
-    assert build(MinimumRisk, {"cost": "bleu"}) == MinimumRisk(cost="bleu")
-    with pytest.raises(InputError, match=r"cost must be one of hamming, edit, bleu or a function"):
-        build(MinimumRisk, {"cost": "blue"})
+    with pytest.raises(InputError, match="minimum_risk needs the cost of a whole output"):
+        MinimumRisk(cost=Hamming())  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="the task fixes the length"):
+        loss_of(MinimumRisk(max_length=3), network("tagger"), sourced(FIXED))
+    with pytest.raises(InputError, match="alpha must be above 0, got -1"):
+        MinimumRisk(alpha=Linear(start=1.0, end=-1.0, over=2))
+    with pytest.raises(InputError, match="alpha must be above 0, got -1"):
+        loss_of(MinimumRisk(alpha=lambda progress: 1.0 - progress.epoch), toy(6), batch_of([[3, 4, 2]]), epoch=2)

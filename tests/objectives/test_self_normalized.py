@@ -1,39 +1,22 @@
 """Self-normalisation: closed forms on a table, the gradient, and what training does to the normaliser."""
 
-import math
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from objective_cases import ENDED, batch_of, loss_of, metric
 
 from unforced.models.lstm import LSTM
 from unforced.models.toy import Toy
 from unforced.objectives.cross_entropy import CrossEntropy
 from unforced.objectives.self_normalized import SelfNormalized
-from unforced.types import Batch, Loss, Progress, Sizes, Symbols
+from unforced.types import Batch, Loss, Sizes
 
-SYMBOLS = Symbols(pad=0, bos=1, eos=2, banned=(0, 1))
-HERE: dict[str, Any] = {"progress": Progress(), "rng": torch.Generator()}
-
-
-def ragged() -> Batch:
-    gold = torch.tensor([[3, 4, 5, 2], [4, 2, 0, 0], [5, 5, 2, 0], [3, 3, 4, 2]])
-    return Batch.of_gold(gold, gold != 0, SYMBOLS)
-
-
-def one(gold: list[int]) -> Batch:
-    tokens = torch.tensor([gold])
-    return Batch.of_gold(tokens, torch.ones_like(tokens, dtype=torch.bool), SYMBOLS)
-
-
-def mean(loss: Loss, name: str) -> float:
-    total, count = loss.metrics[name]
-    return float(total / count)
+GOLDS = [[3, 4, 5, 2], [4, 2], [5, 5, 2], [3, 3, 4, 2]]
 
 
 def variance(loss: Loss) -> float:
-    return mean(loss, "log_z_squared") - mean(loss, "log_z") ** 2
+    return metric(loss, "log_z_squared") - metric(loss, "log_z") ** 2
 
 
 def test_the_loss_of_a_table() -> None:
@@ -45,23 +28,23 @@ def test_the_loss_of_a_table() -> None:
     contexts, gold = [1, 3, 3], [3, 3, 2]
     nll = sum(log_z[c] - table[c, w] for c, w in zip(contexts, gold))
     penalty = sum(log_z[c] ** 2 for c in contexts)
-    loss = SelfNormalized(0.3)(model, one(gold), **HERE)
+    loss = loss_of(SelfNormalized(0.3), model, batch_of([gold]))
     torch.testing.assert_close(loss.total.detach(), nll + 0.3 * penalty)
     assert loss.count == 3
     values = log_z[contexts]
-    assert mean(loss, "nll") == pytest.approx(float(nll) / 3)
-    assert mean(loss, "log_z") == pytest.approx(values.mean().item())
-    assert mean(loss, "log_z_squared") == pytest.approx(values.square().mean().item())
+    assert metric(loss, "nll") == pytest.approx(float(nll) / 3)
+    assert metric(loss, "log_z") == pytest.approx(values.mean().item())
+    assert metric(loss, "log_z_squared") == pytest.approx(values.square().mean().item())
     assert variance(loss) == pytest.approx(values.var(correction=0).item(), abs=1e-6)
 
 
 def test_the_gradient_of_scores() -> None:
     """(1 + 2 λ log Z_t) p_t(w) − 1[w = y*_t]."""
-    batch = one([3, 5, 2])
+    batch = batch_of([[3, 5, 2]])
     scores = (3 * torch.randn(3, 6, dtype=torch.float64)).requires_grad_()
     model = Toy().build(Sizes(target=6)).double()
     model.score = lambda features: scores  # type: ignore[assignment,method-assign]
-    (gradient,) = torch.autograd.grad(SelfNormalized(0.2)(model, batch, **HERE).total, scores)
+    (gradient,) = torch.autograd.grad(loss_of(SelfNormalized(0.2), model, batch).total, scores)
     log_z = scores.detach().logsumexp(dim=-1, keepdim=True)
     expected = (1 + 0.4 * log_z) * scores.detach().softmax(dim=-1)
     expected[torch.arange(3), batch.gold[0]] -= 1
@@ -73,9 +56,9 @@ def test_without_strength_it_is_cross_entropy_bit_for_bit(dtype: torch.dtype) ->
     """Over so many tokens that the order of summing shows."""
     torch.manual_seed(1)
     gold = torch.randint(2, 300, (40, 30))
-    batch = Batch.of_gold(gold, torch.rand(gold.shape) < 0.8, SYMBOLS)
+    batch = Batch.of_gold(gold, torch.rand(gold.shape) < 0.8, ENDED)
     model = Toy(scale=5.0).build(Sizes(target=300)).to(dtype)
-    losses = [objective(model, batch, **HERE) for objective in (SelfNormalized(0.0), CrossEntropy())]
+    losses = [loss_of(objective, model, batch) for objective in (SelfNormalized(0.0), CrossEntropy())]
     assert torch.equal(losses[0].total, losses[1].total)
     assert losses[0].total.dtype == torch.promote_types(dtype, torch.float32)
     gradients = [torch.autograd.grad(loss.total, model.table)[0] for loss in losses]
@@ -83,37 +66,6 @@ def test_without_strength_it_is_cross_entropy_bit_for_bit(dtype: torch.dtype) ->
     for name, (total, count) in losses[1].metrics.items():
         assert torch.equal(losses[0].metrics[name][0], total)
         assert torch.equal(losses[0].metrics[name][1], count)
-
-
-def test_log_z_is_logged_without_strength() -> None:
-    torch.manual_seed(0)
-    model = Toy().build(Sizes(target=6))
-    found, expected = (SelfNormalized(strength)(model, ragged(), **HERE) for strength in (0.0, 0.5))
-    for name in ("log_z", "log_z_squared"):
-        assert mean(found, name) == pytest.approx(mean(expected, name))
-
-
-def test_a_table_can_be_normalised_exactly() -> None:
-    """The minimum has the frequencies of the data and log Z = 0."""
-    batch = ragged()
-    torch.manual_seed(0)
-    model = Toy(order=1).build(Sizes(target=6)).double()
-    model.table.data += 3.0
-    optimizer = torch.optim.LBFGS([model.table], max_iter=500, line_search_fn="strong_wolfe")
-
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        loss = SelfNormalized(0.1)(model, batch, **HERE)
-        loss.total.backward()
-        return loss.total
-
-    optimizer.step(closure)
-    loss = SelfNormalized(0.1)(model, batch, **HERE)
-    assert mean(loss, "log_z_squared") < 1e-6
-    pairs = list(zip(batch.prefix[batch.mask].tolist(), batch.gold[batch.mask].tolist()))
-    contexts = [context for context, _ in pairs]
-    frequencies = [pairs.count(pair) / contexts.count(pair[0]) for pair in pairs]
-    assert mean(loss, "nll") == pytest.approx(-sum(map(math.log, frequencies)) / len(pairs), abs=1e-3)
 
 
 def trained(objective: Any, steps: int = 150) -> tuple[Loss, Loss]:
@@ -124,21 +76,21 @@ def trained(objective: Any, steps: int = 150) -> tuple[Loss, Loss]:
     shift = torch.nn.Parameter(torch.tensor(4.0))
     model.score = lambda features: score(features) + shift
     optimizer = torch.optim.Adam([*model.parameters(), shift], lr=0.02)
-    before = SelfNormalized(0.0)(model, ragged(), **HERE)
+    before = loss_of(SelfNormalized(0.0), model, batch_of(GOLDS))
     for _ in range(steps):
         optimizer.zero_grad()
-        objective(model, ragged(), **HERE).mean.backward()
+        loss_of(objective, model, batch_of(GOLDS)).mean.backward()
         optimizer.step()
-    return before, SelfNormalized(0.0)(model, ragged(), **HERE)
+    return before, loss_of(SelfNormalized(0.0), model, batch_of(GOLDS))
 
 
 def test_training_moves_log_z_to_zero() -> None:
     before, after = trained(SelfNormalized(0.1))
     _, plain = trained(CrossEntropy())
-    assert mean(before, "log_z") > 5
-    assert abs(mean(after, "log_z")) < 0.1
+    assert metric(before, "log_z") > 5
+    assert abs(metric(after, "log_z")) < 0.1
     assert variance(after) < 0.1
-    assert mean(plain, "log_z") > 5  # cross-entropy is invariant
+    assert metric(plain, "log_z") > 5  # cross-entropy is invariant
     assert variance(plain) > 1
-    assert mean(after, "nll") < mean(before, "nll") / 2
-    assert mean(after, "nll") == pytest.approx(mean(plain, "nll"), abs=0.05)
+    assert metric(after, "nll") < metric(before, "nll") / 2
+    assert metric(after, "nll") == pytest.approx(metric(plain, "nll"), abs=0.05)

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from sacrebleu.metrics import BLEU
-from smoothing_toy import (
+from objective_cases import (
+    ENDED,
     EXAMPLES,
+    FIXED,
     SPECS,
-    SYMBOLS,
     TARGETS,
     assert_same,
     batch_of,
@@ -25,13 +25,13 @@ from smoothing_toy import (
     sourced,
     toy,
 )
+from sacrebleu.metrics import BLEU
 from torch import Tensor
 
 from unforced.decoding import teacher_forcing
 from unforced.errors import InputError
 from unforced.metrics.text import Cider
 from unforced.models.lstm import LSTM
-from unforced.models.transformer import Causal
 from unforced.objectives import sequence_smoothing
 from unforced.objectives.cross_entropy import CrossEntropy
 from unforced.objectives.label_smoothing import LabelSmoothing
@@ -43,12 +43,7 @@ from unforced.objectives.smoothing.targets import smoothed_nll
 from unforced.objectives.token_sequence_smoothing import TokenSequenceSmoothing
 from unforced.objectives.token_smoothing import TokenSmoothing
 from unforced.ops import random_streams
-from unforced.recipes.fields import build, to_mapping
-from unforced.tasks.codecs import PairCodec
-from unforced.tasks.tokenization import TextCoder
-from unforced.types import Batch, Example, Sizes, Symbols
-
-FIXED = SYMBOLS._replace(eos=None)  # lengths are known, as in tagging
+from unforced.types import Batch, Sizes, Symbols
 
 
 def drawn(objective: SequenceSmoothing, batch: Batch, seed: int = 0) -> Samples:
@@ -114,12 +109,6 @@ def test_distances_against_other_implementations(reward: Any) -> None:
     found = distances(reward, padded, gold, 2, Documents.of(TARGETS, end=2))
     wanted = [[DISTANCES[reward](y, g) for y in own] for g, own in zip(golds, outputs)]
     torch.testing.assert_close(found, torch.tensor(wanted, dtype=torch.float64), rtol=1e-9, atol=1e-9)
-
-
-def test_only_the_last_end_is_left_out_of_distances() -> None:
-    gold, outputs = torch.tensor([[5, 2, 6, 2]]), torch.tensor([[[5, 2, 7, 2], [5, 2, END, END]]])
-    assert distances("edit", outputs, gold, end=2).tolist() == [[1.0, 2.0]]
-    assert distances("hamming", outputs, gold, end=2, excluded={7}).tolist() == [[1.0, 2.0]]
 
 
 def test_equal_outputs_among_many() -> None:
@@ -234,10 +223,10 @@ NETWORKS = [pytest.param(name, marks=[] if name in ("fed", "transformer") else p
 @pytest.mark.parametrize(
     ("symbols", "fields"),
     [
-        (SYMBOLS, {}),
+        (ENDED, {}),
         (FIXED, {"samples": 6, "mix": 0.4}),
-        (SYMBOLS, {"samples": 5, "reward": "bleu", "tau": 0.3, "proposal_tau": 1.0}),
-        (SYMBOLS, {"samples": 5, "reward": "edit", "proposal": "edit", "mix": 0.5}),
+        (ENDED, {"samples": 5, "reward": "bleu", "tau": 0.3, "proposal_tau": 1.0}),
+        (ENDED, {"samples": 5, "reward": "edit", "proposal": "edit", "mix": 0.5}),
     ],
     ids=str,
 )
@@ -448,21 +437,6 @@ def test_longest_bounds_edited_outputs() -> None:
     assert bound.metrics["ess"][0] == pytest.approx(float(size.sum()))
 
 
-def test_tiny_temperatures_give_all_weight_to_the_nearest_samples() -> None:
-    batch = batch_of([[3, 4, 5, 6, 2], [7, 6, 5, 2]])
-    objective = fit(SequenceSmoothing(reward="bleu", tau=5e-324, proposal_tau=0.8, samples=20))
-    samples = drawn(objective, batch)
-    d = distances("bleu", samples.outputs, batch.gold.masked_fill(~batch.mask, END), 2)
-    assert torch.equal(samples.weights > 0, d == d.amin(dim=1, keepdim=True))
-
-
-@pytest.mark.parametrize(("tau", "nearer"), [(0.02, True), (5.0, False)])
-def test_distance_metrics_show_a_temperature_that_is_too_large(tau: float, nearer: bool) -> None:
-    objective = fit(SequenceSmoothing(reward="bleu", tau=tau, proposal_tau=0.4, samples=40))
-    loss = loss_of(objective, toy(), batch_of([[3, 4, 5, 6, 2], [7, 6, 5, 2]]))
-    assert (metric(loss, "distance") < metric(loss, "drawn_distance")) == nearer
-
-
 @pytest.mark.parametrize("mix", [1.0, 0.6])
 def test_statistics_of_tokens_are_weighted_as_the_loss(mix: float) -> None:
     """Fed or only scored: the same outputs have the same statistics."""
@@ -496,32 +470,6 @@ def test_training_keeps_mass_for_neighbours() -> None:
     best = 9 * math.log(1 + 3 * math.exp(-2)) / 13  # nine of thirteen tokens change with odds 3 e^(−1/τ)
     assert metric(plain, "nll") == pytest.approx(best, abs=0.12)
     assert metric(plain, "accuracy") > 0.9
-
-
-@pytest.mark.parametrize("tokens", ["words", "bpe"])
-@pytest.mark.parametrize("name", ["fed", "causal"])
-def test_text_of_words_and_pieces(tokens: Any, name: str) -> None:
-    texts = ["the cat sat", "a dog sat on the mat", "größere Hunde", "the dog"]
-    target = TextCoder.learn(texts, tokens, size=280 if tokens == "bpe" else None)
-    words = PairCodec(None if name == "causal" else TextCoder.learn(texts, "words"), target)
-    examples = [words.encode(Example(text, text, (text, texts[0]))) for text in texts]
-    batch = words.collate(examples, range(4))
-    model = {**SPECS, "causal": Causal(width=8, heads=2, layers=1, feedforward=8)}[name].build(words.sizes)
-    for token, sequence in (
-        (TokenSmoothing(tau=0.3, vectors="co-occurrence"), SequenceSmoothing(tau=0.3, mix=0.5)),
-        (
-            TokenSmoothing(tau=0.0),
-            SequenceSmoothing(reward="cider", vocabulary="references", samples=3, proposal_tau=0.5),
-        ),
-        (TokenSmoothing(tau=0.3), SequenceSmoothing(reward="edit", proposal="edit", samples=2)),
-    ):
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=tokens == "bpe"):
-            loss = loss_of(fit(TokenSequenceSmoothing(token, sequence), words, examples), model, batch)
-        model.zero_grad()
-        loss.total.backward()
-        assert loss.count == batch.mask.sum()
-        assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
-        assert model.embedding.grad.abs().max() > 0
 
 
 # Options
@@ -560,13 +508,3 @@ def test_errors() -> None:
         fit(SequenceSmoothing(vocabulary="references"), examples=[EXAMPLES[0]._replace(references=())])
     with pytest.raises(InputError, match=r"set sequence\.samples"):
         TokenSequenceSmoothing(sequence=SequenceSmoothing(lazy=True, samples=None))
-
-
-def test_fields_of_recipes() -> None:
-    sequence = {"reward": "cider", "samples": 5, "proposal_tau": 0.2}
-    found = build(TokenSequenceSmoothing, {"token": {"tau": 0.1, "vectors": "co-occurrence"}, "sequence": sequence})
-    token = TokenSmoothing(tau=0.1, vectors="co-occurrence")
-    assert found == TokenSequenceSmoothing(token, SequenceSmoothing(reward="cider", samples=5, proposal_tau=0.2))
-    assert build(TokenSequenceSmoothing, to_mapping(found)) == found
-    assert "roles" not in to_mapping(found)["sequence"]
-    assert build(SequenceSmoothing, {"samples": "none", "lazy": True}).samples is None

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from objective_cases import ENDED, FIXED, batch_of, codec, fit, gradient, loss_of, toy
 from torch import Tensor, nn
 
 from unforced.decoding import search, soft_beam
@@ -14,19 +15,15 @@ from unforced.decoding.beam import Beam
 from unforced.decoding.soft_beam import Continuations, SoftBeamSearch, all_candidates, best_candidates, mixtures
 from unforced.errors import InputError
 from unforced.models.lstm import LSTM
-from unforced.models.toy import Toy
 from unforced.models.transformer import Causal, Transformer
-from unforced.objectives.costs import Hamming, Table, WeightedHamming
+from unforced.objectives.costs import Table, WeightedHamming
 from unforced.objectives.cross_entropy import CrossEntropy
-from unforced.objectives.minimum_risk import MinimumRisk
 from unforced.objectives.scheduled_sampling import ScheduledSampling
 from unforced.objectives.schedules import Always, Exponential
 from unforced.objectives.self_normalized import SelfNormalized
 from unforced.objectives.soft_beam import SoftBeam
-from unforced.types import Batch, Loss, Progress, Sizes, Symbols
+from unforced.types import Batch, Sizes, Symbols
 
-ENDED = Symbols(pad=0, bos=1, eos=2, banned=(0, 1))
-FIXED = Symbols(pad=0, bos=1, eos=None, banned=(0, 1))
 SPECS = {
     "lstm": LSTM(hidden=12, embedding=8, dropout=0.0),
     "transformer": Transformer(width=8, heads=2, encoder_layers=1, decoder_layers=2, feedforward=16, dropout=0.0),
@@ -57,27 +54,6 @@ def reversing(count: int, seed: int, symbols: Symbols = ENDED, vocabulary: int =
     gold = torch.cat([back, torch.zeros(count, 1, dtype=torch.long)], dim=1)
     gold[torch.arange(count), lengths] = 2
     return Batch.of_gold(gold, gold > 0, symbols, source=source, source_mask=seen)
-
-
-def loss_of(objective, model, batch: Batch, seed: int = 1) -> Loss:
-    return objective(model, batch, progress=Progress(), rng=torch.Generator().manual_seed(seed))
-
-
-def gradient(loss: Loss, model: nn.Module) -> torch.Tensor:
-    found = torch.autograd.grad(loss.total, list(model.parameters()), allow_unused=True)
-    return torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for g, p in zip(found, model.parameters())])
-
-
-def batch_of(*golds: list[int]) -> Batch:
-    width = max(map(len, golds))
-    gold = torch.tensor([[*g, *[0] * (width - len(g))] for g in golds])
-    mask = torch.arange(width) < torch.tensor([[len(g)] for g in golds])
-    return Batch.of_gold(gold, mask, ENDED, ids=torch.arange(len(golds)))
-
-
-def toy(size: int, seed: int = 0) -> Any:
-    torch.manual_seed(seed)
-    return Toy().build(Sizes(target=size)).double()
 
 
 @pytest.fixture(scope="module", params=["lstm", pytest.param("transformer", marks=pytest.mark.slow)])
@@ -113,67 +89,18 @@ def test_direct_loss_tends_to_the_cost_of_beam_search(kind, symbols):
 
 
 @KINDS
-@pytest.mark.parametrize(("alpha", "largest"), [(0.5, 4.0), (500.0, 1.0)])
-def test_direct_loss_lies_between_zero_and_the_largest_cost(kind, alpha, largest):
-    model, batch = build(kind), reversing(5, 2)
-    wrong = 1 - nn.functional.one_hot(batch.gold, 9).float()
-    for row in range(len(batch)):
-        one = batch.select(torch.tensor([row]))
-        table = Table(lambda _, row=row: wrong[row : row + 1] * torch.linspace(0.5, largest, 9))
-        loss = loss_of(SoftBeam(alpha=alpha, beyond=2, cost=Hamming() if largest == 1 else table), model, one)
-        assert 0 <= float(loss.total.detach()) <= largest * float(one.mask.sum()) + 2
-
-
-@KINDS
 def test_tables_of_costs_and_weights_of_one_equal_hamming(kind):
     model, batch = build(kind).double(), reversing(4, 1)
     plain = loss_of(SoftBeam(alpha=2.0, beyond=1), model, batch).total
     table = Table(lambda batch: 1 - nn.functional.one_hot(batch.gold, 9).double())
     torch.testing.assert_close(loss_of(SoftBeam(alpha=2.0, cost=table, beyond=1), model, batch).total, plain)
 
-    class Codec:
-        def token_names(self):
-            return tuple("abcdefghi")
-
     for weight, compare in ((1.0, torch.equal), (2.0, torch.lt)):
-        objective = SoftBeam(alpha=2.0, cost=WeightedHamming("e", weight), beyond=1).fitted(Codec())
+        objective = fit(SoftBeam(alpha=2.0, cost=WeightedHamming("e", weight), beyond=1), codec(names="abcdefghi"))
         assert compare(plain, loss_of(objective, model, batch).total)
 
 
-def test_tables_of_costs_are_checked() -> None:
-    model, batch = toy(6), batch_of([3, 4, 2])
-
-    def message(table: Tensor, loss: Any = "direct") -> str:
-        with pytest.raises(InputError) as error:
-            loss_of(SoftBeam(cost=Table(lambda _: table), loss=loss), model, batch)
-        return str(error.value)
-
-    assert "costs of 4 tokens, none for token" in message(torch.ones(1, 3, 4))
-    odd = torch.ones(1, 3, 6)
-    odd[0, 1, 4] = torch.nan
-    for loss in ("direct", "hinge"):
-        assert "must have finite entries" in message(odd, loss)
-    with pytest.raises(InputError, match="minimum_risk needs the cost of a whole output"):
-        MinimumRisk(cost=Table(lambda _: odd))  # type: ignore[arg-type]
-
-
 # Hinge loss
-
-
-def test_hinge_is_zero_if_the_target_leads_by_its_cost():
-    batch = Batch.of_gold(
-        torch.tensor([[3, 4, 5]]), torch.ones(1, 3, dtype=torch.bool), FIXED, length=torch.tensor([3])
-    )
-    model = Toy().build(Sizes(target=7)).double()
-    with torch.no_grad():
-        model.table.zero_()
-        for before, after in ((1, 3), (3, 4), (4, 5)):
-            model.table[before, after] = 10.0
-    sharp = SoftBeam(loss="hinge", scores="global", alpha=50.0, beam=3)
-    assert float(loss_of(sharp, model, batch).total) == 0.0
-    with torch.no_grad():
-        model.table[4, 5] = 0.25  # 3 4 6 costs 1 and so outscores it by 0.75
-    assert float(loss_of(sharp, model, batch).total) == pytest.approx(0.75, abs=1e-6)
 
 
 def outputs(steps: int, size: int, done: bool = False) -> Iterator[list[int]]:
@@ -201,12 +128,12 @@ def augmented(model: Any, output: list[int], gold: list[int]) -> float:
     ("seed", "keep"), [(0, None), (1, 3), *[pytest.param(seed, 3, marks=pytest.mark.slow) for seed in (2, 3)]]
 )
 def test_hinge_equals_enumeration(seed: int, keep: int | None) -> None:
-    model, gold = toy(5, seed), [3, 4, 3, 2]
+    model, gold = toy(5, 1, seed), [3, 4, 3, 2]
     every = list(outputs(len(gold), 5))
     best = max(augmented(model, output, gold) for output in every)
     wanted = max(0.0, best - augmented(model, gold, gold))
     objective = SoftBeam(beam=len(every), alpha=1e9, loss="hinge", scores="global", keep=keep)
-    found = loss_of(objective, model, batch_of(gold)).total.item()
+    found = loss_of(objective, model, batch_of([gold])).total.item()
     assert found == pytest.approx(wanted, abs=1e-5)
 
 
@@ -222,29 +149,14 @@ def test_losses_are_finite_for_all_alpha(kind, fields, dtype):
         for power in (-3, 0, 3, 6):
             loss = loss_of(SoftBeam(beam=beam, alpha=10.0**power, **fields), model, batch)
             assert loss.total.isfinite()
-            assert gradient(loss, model).isfinite().all()
+            assert gradient(loss.total, model).isfinite().all()
 
 
 @KINDS
 def test_adding_a_number_to_the_scores_of_a_step_changes_only_global_search(kind):
-    class Shifted(nn.Module):
-        """Adds a number that depends on the features to all scores of a step."""
-
-        def __init__(self, model):
-            super().__init__()
-            self.model = model
-
-        def __getattr__(self, name):
-            try:
-                return super().__getattr__(name)
-            except AttributeError:
-                return getattr(self.model, name)
-
-        def score(self, features):
-            return self.model.score(features) + 3 * features[..., :1]
-
     plain, batch = build(kind).double(), reversing(6, 5)
-    shifted = Shifted(plain)
+    shifted, score = build(kind).double(), plain.score
+    shifted.score = lambda features: score(features) + 3 * features[..., :1]  # depends on the features
     for scores, same in (("local", True), ("global", False)):
         objective = SoftBeam(alpha=3.0, scores=scores)
         losses = [loss_of(objective, model, batch).total for model in (plain, shifted)]
@@ -257,34 +169,16 @@ def test_adding_a_number_to_the_scores_of_a_step_changes_only_global_search(kind
 @KINDS
 @pytest.mark.parametrize("seed", [0, *[pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2)]])
 def test_one_hypothesis_equals_scheduled_sampling_without_targets(kind, seed):
-    class Watched(nn.Module):
-        """Records the features."""
-
-        def __init__(self, model):
-            super().__init__()
-            self.model, self.features = model, []
-
-        def __getattr__(self, name):
-            try:
-                return super().__getattr__(name)
-            except AttributeError:
-                return getattr(self.model, name)
-
-        def advance(self, state, inputs):
-            features, state = self.model.advance(state, inputs)
-            self.features.append(features[:, 0])
-            return features, state
-
     model, batch = build(kind, seed=seed).double(), reversing(1, 4 + seed, FIXED)
-    ways = []
+    ways, advance = [], model.advance
+    model.advance = lambda *given: ways[-1].append((found := advance(*given))[0][:, 0]) or found
     for objective in (
         SoftBeam(beam=1, alpha=1e9, keep=None),
         ScheduledSampling(feed="soft_argmax", mixing=Always(), alpha=1e9),
     ):
-        watched = Watched(model)
-        loss_of(objective, watched, batch)
-        ways.append(torch.cat(watched.features))
-    torch.testing.assert_close(ways[0], ways[1], rtol=1e-9, atol=1e-9)
+        ways.append([])
+        loss_of(objective, model, batch)
+    torch.testing.assert_close(*map(torch.cat, ways), rtol=1e-9, atol=1e-9)
 
 
 @KINDS
@@ -295,14 +189,12 @@ def test_one_hypothesis_equals_scheduled_sampling_without_targets(kind, seed):
 def test_checkpointing_changes_nothing(kind, fields, ending, monkeypatch):
     monkeypatch.setattr(search, "ENDING", ending)
     torch.manual_seed(0)
-    spec = copy.copy(SPECS[kind])
-    object.__setattr__(spec, "dropout", 0.3)
-    model, batch = spec.build(Sizes(target=9, source=9)).double(), reversing(5, 2)
+    model, batch = replace(SPECS[kind], dropout=0.3).build(Sizes(target=9, source=9)).double(), reversing(5, 2)
     found = []
     for checkpoint in (False, True):
         torch.manual_seed(5)
         loss = loss_of(SoftBeam(alpha=2.0, checkpoint=checkpoint, beyond=4, **fields), model, batch)
-        found.append((float(loss.total), gradient(loss, model)))
+        found.append((float(loss.total), gradient(loss.total, model)))
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-12)
     torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-9, atol=1e-12)
 
@@ -326,19 +218,6 @@ def test_the_number_of_distinct_hypotheses_is_logged(trained):
     assert 2.9 < found[1] <= 3
 
 
-@pytest.mark.slow
-def test_gradients_in_single_precision(trained):
-    exact = copy.deepcopy(trained).double()
-    objective = SoftBeam(alpha=100.0)
-    cosines = []
-    for number in range(8):
-        batch = reversing(32, 1000 + number, noise=0.2)
-        single, double = (gradient(loss_of(objective, model, batch), model).double() for model in (trained, exact))
-        assert double.norm() > 1
-        cosines.append(float(torch.cosine_similarity(single, double, dim=0)))
-    assert min(cosines) > 0.99
-
-
 def test_training_lowers_the_cost_of_the_search(trained):
     model, batch = copy.deepcopy(trained), reversing(32, 5000)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
@@ -356,15 +235,12 @@ def test_training_lowers_the_cost_of_the_search(trained):
     assert errors() < before
 
 
-def test_alpha_follows_its_schedule():
+def test_alpha_follows_its_schedule_and_strength_needs_mix():
     model, batch = build("lstm").double(), reversing(4, 1)
     rising = SoftBeam(alpha=Exponential(start=1.0, rate=2.0, cap=100.0))
     assert set(rising.schedules()) == {"alpha"}
-    moved = rising(model, batch, progress=Progress(epoch=3.0), rng=torch.Generator())
-    assert float(moved.total) == float(loss_of(SoftBeam(alpha=8.0), model, batch).total)
-
-
-def test_strength_needs_mix():
+    moved, still = loss_of(rising, model, batch, epoch=3.0), loss_of(SoftBeam(alpha=8.0), model, batch)
+    assert moved.total == still.total
     with pytest.raises(InputError, match="strength needs mix above 0"):
         SoftBeam(strength=0.1)
 
@@ -381,7 +257,10 @@ def test_mix_adds_cross_entropy(kind, loss, strength):
     assert both.count == plain.count == gold.count
     assert gold.metrics.items() <= both.metrics.items()
     torch.testing.assert_close(
-        gradient(both, model), gradient(plain, model) + 0.3 * gradient(gold, model), rtol=1e-8, atol=1e-12
+        gradient(both.total, model),
+        gradient(plain.total, model) + 0.3 * gradient(gold.total, model),
+        rtol=1e-8,
+        atol=1e-12,
     )
 
 
@@ -392,8 +271,8 @@ def test_mix_adds_cross_entropy(kind, loss, strength):
 @pytest.mark.parametrize("loss", ["direct", "hinge"])
 def test_a_high_bound_changes_nothing(kind, loss):
     model, batch = build(kind).double(), reversing(5, 3)
-    plain = gradient(loss_of(SoftBeam(alpha=3.0, loss=loss), model, batch), model)
-    bounded = gradient(loss_of(SoftBeam(alpha=3.0, loss=loss, clip=1e9), model, batch), model)
+    plain = gradient(loss_of(SoftBeam(alpha=3.0, loss=loss), model, batch).total, model)
+    bounded = gradient(loss_of(SoftBeam(alpha=3.0, loss=loss, clip=1e9), model, batch).total, model)
     torch.testing.assert_close(bounded, plain, rtol=1e-12, atol=1e-14)
 
 
@@ -403,13 +282,13 @@ def test_gradients_are_bounded_per_example(trained):
 
     def each(clip: float | None) -> torch.Tensor:
         objective = SoftBeam(alpha=8.0, clip=clip, keep=None)
-        return torch.stack([gradient(loss_of(objective, model, one), model) for one in singles])
+        return torch.stack([gradient(loss_of(objective, model, one).total, model) for one in singles])
 
     plain, bounded = each(None), each(1e-4)
     before, after = plain.norm(dim=1), bounded.norm(dim=1)
     assert after.max() < 0.5 * before.max()
     together = loss_of(SoftBeam(alpha=8.0, clip=1e-4, keep=None), model, batch)
-    torch.testing.assert_close(gradient(together, model), bounded.sum(dim=0), rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(gradient(together.total, model), bounded.sum(dim=0), rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize("checkpoint", [False, True])
@@ -420,7 +299,9 @@ def test_the_bound_scales_with_the_loss(trained, checkpoint, monkeypatch):
     plain = loss_of(SoftBeam(alpha=8.0, clip=0.05), model, batch)
     found = loss_of(objective, model, batch)
     scaled = found._replace(total=found.total / 1000)
-    torch.testing.assert_close(gradient(scaled, model) * 1000, gradient(plain, model), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(
+        gradient(scaled.total, model) * 1000, gradient(plain.total, model), rtol=1e-9, atol=1e-12
+    )
 
 
 # Dropout
@@ -433,7 +314,7 @@ def causal() -> Any:
 
 @pytest.mark.parametrize("loss", ["direct", "hinge"])
 def test_dropout_in_the_search_is_optional(loss: Any) -> None:
-    model, batch = causal(), batch_of([3, 4, 5, 6, 2], [5, 2])
+    model, batch = causal(), batch_of([[3, 4, 5, 6, 2], [5, 2]])
     model.train()
 
     def seeded(seed: int, **fields: Any) -> float:
@@ -451,7 +332,7 @@ def test_the_encoder_keeps_its_dropout() -> None:
     torch.manual_seed(1)
     model = LSTM(hidden=6, embedding=5, dropout=0.5).build(Sizes(target=7, source=7)).double()
     source = torch.tensor([[3, 4, 5]])
-    batch = replace(batch_of([3, 4, 2]), source=source, source_mask=source > 0)
+    batch = replace(batch_of([[3, 4, 2]]), source=source, source_mask=source > 0)
     found = set()
     for seed in range(3):
         torch.manual_seed(seed)
@@ -464,7 +345,6 @@ def test_the_encoder_keeps_its_dropout() -> None:
 WIDE, BEAM = 900, 3
 ALL = BEAM * WIDE / soft_beam.SHARE  # from this number on all are weighed
 LOSSES = [{}, {"loss": "hinge"}, {"scores": "global"}, {"loss": "hinge", "scores": "global"}]
-SLOW_LOSSES = pytest.mark.parametrize("fields", LOSSES)
 
 
 def untrained(kind: str, scale: float = 1.0) -> nn.Module:
@@ -510,9 +390,9 @@ def test_the_best_continuations_give_the_loss_and_gradient_of_all(trained_wide, 
     full = loss_of(SoftBeam(beam=BEAM, alpha=alpha, keep=None, **fields), model, batch)
     few = loss_of(SoftBeam(beam=BEAM, alpha=alpha, keep=4, tolerance=1e-7, **fields), model, batch)
     assert float(few.total) == pytest.approx(float(full.total), rel=1e-5)
-    expected = gradient(full, model)
+    expected = gradient(full.total, model)
     assert expected.norm() > 0.1
-    assert (gradient(few, model) - expected).norm() < 1e-4 * expected.norm()
+    assert (gradient(few.total, model) - expected).norm() < 1e-4 * expected.norm()
     kept, steps = few.metrics["kept"]
     assert 4 < kept / steps < ALL
     assert few.metrics["bound"][0] / few.metrics["bound"][1] <= 1e-7
@@ -530,57 +410,17 @@ def test_flat_scores_need_more_continuations(kind, fields, scale):
     full = loss_of(SoftBeam(beam=BEAM, alpha=3.0, keep=None, **fields), model, batch)
     few = loss_of(SoftBeam(beam=BEAM, alpha=3.0, keep=8, tolerance=1e-7, **fields), model, batch)
     assert float(few.total) == pytest.approx(float(full.total), rel=1e-5)
-    torch.testing.assert_close(gradient(few, model), gradient(full, model), rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(gradient(few.total, model), gradient(full.total, model), rtol=1e-3, atol=1e-5)
     kept, steps = few.metrics["kept"]
     assert kept / steps > 100
-
-
-@pytest.mark.slow
-@KINDS
-@SLOW_LOSSES
-@SYMBOLS
-def test_losses_of_large_vocabularies_are_finite_for_all_alpha(trained_wide, kind, fields, symbols):
-    model, batch = copy.deepcopy(trained_wide[kind]).float(), reversing(4, 1, symbols)
-    for power in (-3, -1, 0, 2, 4, 6):
-        loss = loss_of(SoftBeam(beam=BEAM, alpha=10.0**power, keep=4, **fields), model, batch)
-        assert loss.total.isfinite()
-        assert gradient(loss, model).isfinite().all()
-
-
-@pytest.mark.slow
-@KINDS
-@SLOW_LOSSES
-@pytest.mark.parametrize("keep", [64, None])
-def test_gradients_of_large_vocabularies_in_single_precision(trained_wide, kind, fields, keep, monkeypatch):
-    monkeypatch.setattr(soft_beam, "EXACT", 0)
-    exact, single = trained_wide[kind], copy.deepcopy(trained_wide[kind]).float()
-    objective = SoftBeam(beam=BEAM, alpha=100.0, keep=keep, **fields)
-    for number in range(2):
-        batch = reversing(16, 1000 + number, noise=0.2)
-        found = [gradient(loss_of(objective, model, batch), model).double() for model in (single, exact)]
-        assert found[1].norm() > 1
-        assert float(torch.cosine_similarity(*found, dim=0)) > 0.99
-
-
-@KINDS
-@SYMBOLS
-def test_decoding_with_the_best_continuations_equals_decoding_with_all(trained_wide, kind, symbols):
-    model, batch = trained_wide[kind], reversing(12, 7, symbols, noise=0.3)
-    longest = None if symbols.eos is None else 8
-    for alpha in (0.1, 10.0):
-        few, all_ = (SoftBeamSearch(BEAM, alpha, keep=keep, max_length=longest)(model, batch) for keep in (4, None))
-        assert few.ids(symbols) == all_.ids(symbols)
-        torch.testing.assert_close(few.scores, all_.scores, rtol=1e-3, atol=1e-3)
 
 
 @KINDS
 @pytest.mark.parametrize(("beam", "keep", "vocabulary"), [(6, 1, 5), (24, 4, 20)])
 def test_beams_with_more_places_than_continuations(kind, beam, keep, vocabulary):
     torch.manual_seed(0)
-    model, batch = (
-        SPECS[kind].build(Sizes(target=vocabulary, source=9)).double(),
-        reversing(3, 1, vocabulary=vocabulary),
-    )
+    model = SPECS[kind].build(Sizes(target=vocabulary, source=9)).double()
+    batch = reversing(3, 1, vocabulary=vocabulary)
     losses = [loss_of(SoftBeam(beam=beam, alpha=2.0, keep=k), model, batch).total for k in (keep, None)]
     torch.testing.assert_close(*losses, rtol=1e-3, atol=1e-6)
     found = [SoftBeamSearch(beam, 2.0, keep=k, max_length=6)(model, batch).ids(ENDED) for k in (keep, None)]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from smoothing_toy import EXAMPLES, SIZE, SYMBOLS, assert_same, batch_of, codec, fit, loss_of, metric, network, toy
+from objective_cases import ENDED, EXAMPLES, SIZE, assert_same, batch_of, codec, fit, loss_of, metric, network, toy
 from torch import Tensor
 
 from unforced.errors import InputError
@@ -19,7 +19,6 @@ from unforced.objectives.smoothing.targets import Target, smoothed_nll
 from unforced.objectives.smoothing.token_roles import TokenRoles
 from unforced.objectives.token_smoothing import TokenSmoothing
 from unforced.protocols import fitted
-from unforced.recipes.fields import build, to_mapping
 from unforced.types import Batch, Encoded, Symbols
 
 NAMES = ("<pad>", "<bos>", "<eos>", "<unk>", "cat", "dog", "nameless", "tree")
@@ -28,7 +27,7 @@ CODEC = codec(names=NAMES)
 KINDS = ["file", "model", "uniform", "co-occurrence"]
 
 
-def batch(symbols: Symbols = SYMBOLS) -> Batch:
+def batch(symbols: Symbols = ENDED) -> Batch:
     """Words with a vector, one without, the unknown word, and end symbols."""
     source = torch.tensor([[1, 2, 3], [4, 1, 0], [2, 0, 0]])
     return batch_of([[4, 5, 3, 2], [6, 7, 2], [7, 2]], symbols, source=source, source_mask=source != 0)
@@ -112,18 +111,6 @@ def test_vectors_of_the_model_are_those_of_this_update(name: str, nearest: int |
             model.embedding.copy_(torch.randn_like(model.embedding))
 
 
-@pytest.mark.parametrize("nearest", [1, 2])
-def test_sparse_targets_differ_from_dense_ones_by_the_rest(vectors: str, nearest: int) -> None:
-    sparse, dense = (smoothing("file", vectors, tau=0.8, nearest=n) for n in (nearest, None))
-    few, full = targets(sparse, batch()), targets(dense, batch())
-    rest = loss_of(sparse, toy(), batch()).metrics["rest"][0].item()
-    assert rest > 0.05
-    assert ((few - full).abs().sum(dim=1) / 2).sum() <= rest + 1e-6
-    torch.testing.assert_close(full, of_file(vectors, 0.8)[batch().gold[batch().mask]], rtol=1e-6, atol=1e-7)
-    own = torch.arange(9), batch().gold[batch().mask]
-    torch.testing.assert_close(few[own], full[own], rtol=1e-6, atol=1e-6)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_mixing_with_cross_entropy(vectors: str, kind: str) -> None:
     """Equation 13."""
@@ -187,36 +174,12 @@ def test_roles_of_special_tokens() -> None:
 # Label smoothing
 
 
-@pytest.mark.parametrize("tau", [0.3, math.inf])
-def test_uniform_distances_are_pytorchs_label_smoothing(tau: float) -> None:
-    open_ = SYMBOLS._replace(pad=2, bos=2, banned=())  # all tokens can be emitted
-    model, data = network("lstm"), batch(open_)
-    e = math.exp(-1 / tau)
-    epsilon = SIZE * e / (1 + (SIZE - 1) * e)
-    features, _ = model.advance(model.start(data), model.embed(data.prefix))
-    scores, gold = model.score(features[data.mask]), data.gold[data.mask]
-    expected = F.cross_entropy(scores, gold, label_smoothing=epsilon, reduction="sum")
-    objective = fit(TokenSmoothing(tau=tau, vectors="uniform"), codec(symbols=open_))
-    torch.testing.assert_close(loss_of(objective, model, data).total, expected)
-
-
 def test_uniform_distances_at_an_infinite_temperature_are_label_smoothing() -> None:
     model = network("transformer")
     found = loss_of(fit(TokenSmoothing(tau=math.inf, mix=0.3, vectors="uniform"), CODEC), model, batch())
     for objective in (LabelSmoothing(0.3), fit(LabelSmoothing(0.3), CODEC)):
         torch.testing.assert_close(found.total, loss_of(objective, model, batch()).total)
     assert found.metrics["rest"] == found.metrics["moved"]
-
-
-def test_orthogonal_vectors_are_uniform_among_words(tmp_path: Path) -> None:
-    path = tmp_path / "axes.npz"
-    np.savez(path, words=np.array([f"w{i}" for i in range(3, 8)]), vectors=np.eye(5))
-    no_end = SYMBOLS._replace(banned=(0, 1, 2))
-    data, words = batch_of([[3, 7, 5]], no_end), codec(symbols=no_end)
-    uniform = loss_of(fit(TokenSmoothing(tau=0.5, vectors="uniform"), words), toy(), data)
-    for nearest in (None, 100, 2, 1):
-        objective = fit(TokenSmoothing(tau=0.5, vectors=str(path), nearest=nearest), words)
-        torch.testing.assert_close(loss_of(objective, toy(), data).total, uniform.total, rtol=1e-6, atol=1e-6)
 
 
 # Numbers
@@ -265,21 +228,7 @@ def test_targets_of_half_precision_are_computed_in_full(nearest: int | None) -> 
             torch.testing.assert_close(target.weights, expected.weights)
 
 
-def test_a_batch_without_scored_tokens_has_loss_zero(vectors: str) -> None:
-    data = batch()
-    data.mask[:] = False
-    for kind in KINDS:
-        assert loss_of(smoothing(kind, vectors, tau=0.3), toy(), data).total == 0
-
-
 # Options
-
-
-def test_fields_of_recipes() -> None:
-    found = build(TokenSmoothing, {"tau": 0.1, "vectors": "co-occurrence", "nearest": "none"})
-    assert found == TokenSmoothing(tau=0.1, vectors="co-occurrence", nearest=None)
-    assert set(to_mapping(found)) == {"tau", "mix", "vectors", "nearest"}
-    assert fit(found) == found
 
 
 def test_errors(tmp_path: Path) -> None:
