@@ -5,7 +5,6 @@ import pytest
 import scipy.linalg
 import torch
 
-from unforced.errors import InputError
 from unforced.metrics.images import FEATURES, Classifier, FrechetDistance, InceptionStyleScore, frechet
 
 
@@ -48,15 +47,6 @@ def test_a_resampled_sum_is_the_distance_of_the_resampled_images():
     picks = np.random.default_rng(0).integers(len(a), size=(4, len(a)))
     scores = metric.score(np.stack([rows[pick].sum(axis=0) for pick in picks]))
     assert scores == pytest.approx([reference(a[pick], b[pick]) for pick in picks], abs=1e-9)
-
-
-def test_distance_of_equal_sets_is_zero_and_of_shifted_ones_the_shift():
-    a, _ = samples()
-    metric = FrechetDistance("distance", Raw)
-    equal = metric.statistics(list(a), [[image] for image in a])
-    shifted = metric.statistics(list(a + np.array([2, 0, 0, 0, 0])), [[image] for image in a])
-    assert float(metric.score(equal.sum(axis=0))) == pytest.approx(0, abs=1e-9)
-    assert float(metric.score(shifted.sum(axis=0))) == pytest.approx(4, abs=1e-9)
 
 
 def test_distance_of_one_dimensional_gaussians():
@@ -115,16 +105,11 @@ def test_classifier_is_a_function_of_its_data_and_seed(stripes):
     one = Classifier.fit("stripes", images, labels, levels=4, classes=2, steps=20)
     with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16):
         two = Classifier.fit("stripes", images, labels, levels=4, classes=2, steps=20)
+    before = torch.get_rng_state()
     other = Classifier.fit("stripes", images, labels, levels=4, classes=2, steps=20, seed=1)
+    assert (torch.get_rng_state() == before).all()  # it has a generator of its own
     assert (one.features(images) == two.features(images)).all()
     assert one.describe() == two.describe() != other.describe()
-
-
-def test_classifier_draws_nothing_from_the_global_generator(stripes):
-    images, labels = stripes
-    before = torch.get_rng_state()
-    Classifier.fit("stripes", images, labels, levels=4, classes=2, steps=2)
-    assert (torch.get_rng_state() == before).all()
 
 
 def test_distance_in_the_classifiers_features_tells_noise_from_stripes(stripes):
@@ -138,13 +123,7 @@ def test_distance_in_the_classifiers_features_tells_noise_from_stripes(stripes):
     assert 5 * metric.score(real) < metric.score(fake)
 
 
-def test_classifier_takes_colour_and_refuses_other_shapes_and_levels():
+def test_classifier_of_colour_images():
     images = np.zeros((4, 5, 7, 3), dtype=int)
     classifier = Classifier.fit("plain", images, [0, 1, 0, 1], levels=2, classes=2, steps=1)
     assert classifier.features(images).shape == (4, FEATURES)
-    with pytest.raises(InputError, match=r"image 1 has the shape \(5, 5\)"):
-        classifier.features([images[0], np.zeros((5, 5))])
-    with pytest.raises(InputError, match="between 0 and 1"):
-        classifier.features(images + 2)
-    with pytest.raises(InputError, match="4 images and 3 labels"):
-        Classifier.fit("plain", images, [0, 1, 0], levels=2, classes=2)

@@ -14,7 +14,6 @@ from unforced.energy.mask_predict import MaskPredict
 from unforced.errors import InputError
 from unforced.experiments.compare import compare
 from unforced.metrics.likelihood import NLL, LogZ, check_measures, likelihood_metrics
-from unforced.metrics.significance import interval
 from unforced.models.field import Field
 from unforced.models.lstm import LSTM
 from unforced.models.masked import Masked
@@ -22,14 +21,13 @@ from unforced.models.transformer import Causal
 from unforced.objectives.exact_likelihood import ExactLikelihood
 from unforced.objectives.masked_lm import MaskedLM
 from unforced.objectives.pseudo_likelihood import PseudoLikelihood
-from unforced.protocols import FittedTask, LikelihoodMetric, LikelihoodRow, Metric, Task
+from unforced.protocols import FittedTask, LikelihoodRow, Task
 from unforced.recipes.recipe import load
 from unforced.tasks.language import Language
 from unforced.tasks.pairs import Pairs
 from unforced.tasks.pronunciation import Phonemes
 from unforced.tasks.synthetic import Palindromes
 from unforced.tasks.tagging import Tagging
-from unforced.tasks.text import Dialogue, Summarization, Translation
 from unforced.training import evaluation
 from unforced.training.evaluation import evaluate, gold_likelihoods
 from unforced.types import Example, Progress
@@ -42,12 +40,6 @@ def test_perplexity_of_a_fair_die_is_its_number_of_faces() -> None:
     rows = metric.likelihood_statistics([(n * np.log(6), n, 0.0, 0.0) for n in (1, 4, 2)])
     assert float(metric.score(rows.sum(axis=0))) == pytest.approx(6)
     assert metric.score(rows) == pytest.approx([6, 6, 6])
-
-
-def test_the_two_kinds_of_metric_are_told_apart() -> None:
-    for metric in (NLL("perplexity", per_token=True), NLL("sequence_nll")):
-        assert isinstance(metric, LikelihoodMetric)
-        assert not isinstance(metric, Metric)
 
 
 def small_causal() -> tuple[torch.nn.Module, FittedTask]:
@@ -143,7 +135,7 @@ def test_metrics_are_what_objectives_minimise(spec: Any) -> None:
     assert again.scores == pytest.approx(found.scores, rel=1e-4)
 
 
-def test_what_is_only_for_the_end_is_left_out_while_training() -> None:
+def test_final_metrics_are_left_out_while_training() -> None:
     model, fitted = small_masked(SPECS["field"], ("masked_nll", "final_nll"))
     examples = fitted.task.read("dev")
     quick = evaluate(model, fitted, examples, MaskPredict(), quiet=True, final=False)
@@ -233,44 +225,6 @@ def test_a_known_set() -> None:
         assert metric.score(rows) == pytest.approx([{"log_z_mean": np.mean, "log_z_variance": np.var}[metric.name](of) for of in values])  # fmt: skip
 
 
-def test_statistics_add_up() -> None:
-    values = [[1.0, 2.0], [-3.0], [4.0, 4.0, 1.5]]
-    for metric in (LogZ("mean"), LogZ("variance")):
-        assert isinstance(metric, LikelihoodMetric)
-        assert not isinstance(metric, Metric)
-        apart = metric.likelihood_statistics(rows_of(values)).sum(axis=0)
-        joined = metric.likelihood_statistics(rows_of([[z for of in values for z in of]])).sum(axis=0)
-        assert apart == pytest.approx(joined)
-        assert metric.likelihood_statistics([]).shape == (0, 3)
-        assert float(metric.score(np.zeros(3))) == 0
-
-
-def test_equal_values_have_no_variance() -> None:
-    metric = LogZ("variance")
-    score = float(metric.score(metric.likelihood_statistics(rows_of([[0.1 + 20] * 7] * 9)).sum(axis=0)))
-    assert 0 <= score < 1e-10
-
-
-def test_intervals_hold_the_score() -> None:
-    draw = np.random.default_rng(0)
-    values = [list(draw.normal(3.0, 2.0, size=5)) for _ in range(400)]
-    for metric, true in ((LogZ("mean"), 3.0), (LogZ("variance"), 4.0)):
-        low, high = interval(metric.score, metric.likelihood_statistics(rows_of(values)), samples=200)
-        assert low < true < high
-        assert high - low < 0.8
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_likelihoods_carry_the_sums(task: Task) -> None:
-    model, fitted = small_lstm(task)
-    found = gold_likelihoods(model, fitted, task.read("dev"), batch_rows=3)
-    expected = direct(model, fitted)
-    assert [each.tokens for each in found] == [len(of) for of in expected]
-    assert [each.log_z for each in found] == pytest.approx([of.sum() for of in expected], rel=1e-5)
-    squares = [float((of**2).sum()) for of in expected]
-    assert [each.log_z_squared for each in found] == pytest.approx(squares, rel=1e-5)
-
-
 @pytest.mark.parametrize("task", TASKS)
 def test_a_task_reports_them(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind the task's own metrics, from one pass over the gold, and the same whatever the batches."""
@@ -293,11 +247,3 @@ def test_a_task_reports_them(task: Task, monkeypatch: pytest.MonkeyPatch) -> Non
     assert whole.scores["log_z_variance"] == pytest.approx(flat.var(), rel=1e-3)
     single = evaluate(model, fitted, examples, Greedy(), batch_rows=1, quiet=True)
     assert single.scores == pytest.approx(whole.scores, rel=1e-3)
-
-
-@pytest.mark.parametrize("cls", [Translation, Dialogue, Summarization])
-def test_every_task_on_text_can_report_them(cls: Any) -> None:
-    plain = [metric.name for metric in cls().metrics()]
-    more = [metric.name for metric in cls(log_z=True).metrics()]
-    assert more == [*plain, "log_z_mean", "log_z_variance"]
-    assert "log_z_mean" not in plain

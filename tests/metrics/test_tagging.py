@@ -2,14 +2,13 @@
 
 import warnings
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from seqeval.metrics import f1_score
 from seqeval.scheme import IOB2
 
-from unforced.metrics.tagging import EntityF1, TokenAccuracy, find_entities, first_fault
+from unforced.metrics.tagging import EntityF1, TokenAccuracy, first_fault
 from unforced.protocols import Metric
 
 # Accuracy
@@ -25,10 +24,6 @@ def test_counts_tokens_over_the_corpus_not_sentences():
 
 def test_takes_the_nearest_of_several_answers():
     assert TokenAccuracy().statistics([["a", "b"]], [[["b", "a"], ["a", "c"]]]).tolist() == [[1, 2]]
-
-
-def test_scores_many_sums_at_once():
-    assert TokenAccuracy().score(np.array([[1.0, 2.0], [0.0, 0.0]])).tolist() == [50, 0]
 
 
 # Entity F1
@@ -65,23 +60,6 @@ def test_an_entity_must_match_in_class_start_and_end():
     assert f1([["B-LOC", "I-LOC", "O", "B-LOC"]], gold) == 50  # class
     assert f1([["O", "B-PER", "O", "B-LOC"]], gold) == 50  # start
     assert f1([["I-PER", "I-PER", "O", "I-LOC"]], gold) == 0  # nothing was opened
-
-
-def test_neighbouring_entities_of_one_class_stay_apart():
-    assert find_entities(["B-PER", "B-PER", "I-PER"]) == {("PER", 0, 1), ("PER", 1, 3)}
-
-
-def test_statistics_add_up_over_sentences():
-    metric = EntityF1()
-    outputs = [["B-PER", "O"], ["O", "B-LOC"], ["O", "O"]]
-    answers = [[["B-PER", "O"]], [["B-LOC", "O"]], [["O", "O"]]]
-    rows = metric.statistics(outputs, answers)
-    assert rows.tolist() == [[1, 0, 0], [0, 1, 1], [0, 0, 0]]
-    assert metric.score(np.stack([rows.sum(axis=0), rows[2], rows[0]])).tolist() == [50, 0, 100]
-
-
-def test_no_sentences_give_no_rows():
-    assert EntityF1().statistics([], []).shape == (0, 3)
 
 
 @pytest.mark.parametrize(

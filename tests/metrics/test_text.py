@@ -1,7 +1,5 @@
 """Metrics of text against sacreBLEU, rouge-score, coco-caption and cases by hand."""
 
-import itertools
-import math
 import sys
 
 import numpy as np
@@ -12,7 +10,7 @@ from hypothesis import strategies as st
 from rouge_score.rouge_scorer import RougeScorer
 
 from unforced.errors import InputError
-from unforced.metrics.text import Bleu, ChrF, Cider, ErrorRate, ExactError, LengthRatio, NgramPrecision, Rouge
+from unforced.metrics.text import Bleu, ChrF, Cider, ErrorRate, LengthRatio, NgramPrecision, Rouge
 
 # BLEU and chrF
 
@@ -85,21 +83,6 @@ def test_bleu_by_hand() -> None:
     assert float(metric.score(sums)) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("metric", [Bleu(), ChrF()], ids=repr)
-def test_scores_of_many_sums_at_once(metric: Bleu) -> None:
-    rows = metric.statistics(
-        ["the cat sat on the mat", "", "dogs bark", "it is so"], [["the cat sat on a mat"], ["x"], ["dogs"], ["no"]]
-    )
-    weights = np.random.default_rng(0).multinomial(4, np.full(4, 0.25), size=(5, 3))
-    sums = weights @ rows
-    scores = metric.score(sums)
-    assert scores.shape == (5, 3)
-    for index in np.ndindex(5, 3):
-        assert scores[index] == pytest.approx(float(metric.score(sums[index])))
-    assert np.isfinite(scores).all()
-    assert float(metric.score(np.zeros(rows.shape[1]))) == 0
-
-
 @given(text_corpora(2))
 @settings(max_examples=20, deadline=None)
 def test_the_parts_of_bleu_are_sacrebleus(corpus: list[tuple[str, list[str]]]) -> None:
@@ -146,12 +129,6 @@ def test_rouge_names_its_missing_package(monkeypatch: pytest.MonkeyPatch) -> Non
         Rouge().statistics(["a"], [["a"]])
 
 
-def test_rouge_by_hand() -> None:
-    # the longest common subsequence "a b c" is all of the output and three fifths of the answer
-    rows = Rouge("L").statistics(["a b c"], [["a x b y c"]])
-    assert rows.tolist() == [[pytest.approx(2 * 0.6 / 1.6), 1]]
-
-
 # CIDEr-D
 
 # What pycocoevalcap 1.2 (cider.Cider().compute_score, its tokeniser left out) gives for these captions.
@@ -173,38 +150,6 @@ CORPUS = [
 ]
 
 
-def dense(outputs, answers):
-    """The definition written with one vector over all n-grams of the corpus."""
-
-    def grams(caption, n):
-        words = caption.split()
-        return [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
-
-    scores = np.zeros(len(outputs))
-    for n in range(1, 5):
-        texts = [*outputs, *itertools.chain.from_iterable(answers)]
-        index = {g: i for i, g in enumerate(sorted({g for text in texts for g in grams(text, n)}))}
-        df = np.zeros(len(index))
-        for group in answers:
-            df[[index[g] for g in {g for text in group for g in grams(text, n)}]] += 1
-        idf = math.log(len(outputs)) - np.log(np.maximum(df, 1))
-
-        def vector(text, index=index, idf=idf, n=n):
-            counts = np.zeros(len(index))
-            for g in grams(text, n):
-                counts[index[g]] += 1
-            return counts * idf
-
-        for i, (output, group) in enumerate(zip(outputs, answers)):
-            for answer in group:
-                g, h = vector(output), vector(answer)
-                norm = np.linalg.norm(g) * np.linalg.norm(h)
-                cosine = np.minimum(g, h) @ h / norm if norm else 0.0
-                gap = len(output.split()) - len(answer.split())
-                scores[i] += 10 * cosine * math.exp(-(gap**2) / 72) / 4 / len(group)
-    return scores
-
-
 def test_equals_the_coco_caption_scorer():
     metric = Cider()
     outputs, answers, wanted = zip(*CORPUS)
@@ -218,32 +163,12 @@ captions = st.lists(st.sampled_from(["a", "b", "c", "d", "the", "of"]), min_size
 
 @given(st.lists(st.tuples(captions, st.lists(captions, min_size=1, max_size=3)), min_size=2, max_size=6))
 @settings(max_examples=25, deadline=None)
-def test_equals_the_formula_with_dense_vectors(corpus):
-    outputs, answers = zip(*corpus)
-    assert Cider().statistics(outputs, answers)[:, 0] == pytest.approx(dense(outputs, answers), abs=1e-9)
-
-
-@given(st.lists(st.tuples(captions, st.lists(captions, min_size=1, max_size=3)), min_size=2, max_size=6))
-@settings(max_examples=25, deadline=None)
 def test_equals_the_scorer_of_coco_captions(corpus):
     from pycocoevalcap.cider.cider import Cider as Coco
 
     outputs, answers = zip(*corpus)
     _, wanted = Coco().compute_score(dict(enumerate(answers)), {i: [text] for i, text in enumerate(outputs)})
     assert Cider().statistics(outputs, answers)[:, 0] == pytest.approx(wanted, abs=1e-9)
-
-
-def test_a_perfect_caption_of_four_words_scores_a_thousand():
-    captions = ["a big red heart", "two small blue squares"]
-    metric = Cider()
-    rows = metric.statistics(captions, [[caption] for caption in captions])
-    assert float(metric.score(rows.sum(axis=0))) == pytest.approx(1000)
-
-
-def test_words_and_strings_are_the_same():
-    outputs, answers, _ = zip(*CORPUS)
-    split = Cider().statistics([o.split() for o in outputs], [[a.split() for a in g] for g in answers])
-    assert (split == Cider().statistics(outputs, answers)).all()
 
 
 def test_empty_captions_and_single_images_score_zero():
@@ -280,11 +205,6 @@ def test_errors_are_those_of_the_nearest_answer(corpus: list[tuple[list[str], li
     assert (joined == rows).all()
 
 
-def test_units() -> None:
-    assert ErrorRate(unit="word").statistics(["a bc"], [["a bd"]]).tolist() == [[1, 2]]
-    assert ErrorRate(unit="character").statistics(["a bc"], [["a bd"]]).tolist() == [[1, 4]]
-
-
 def test_scores_of_sums() -> None:
     metric = ErrorRate("wer")
     rows = metric.statistics(["a b", "", "x"], [["a c"], ["a"], ["x y z"]])
@@ -293,10 +213,3 @@ def test_scores_of_sums() -> None:
     assert metric.score(np.stack([rows[:1].sum(axis=0), rows[1:].sum(axis=0)])) == pytest.approx([50, 75])
     assert float(metric.score(np.zeros(2))) == 0
     assert not metric.higher_is_better
-
-
-def test_exact_error() -> None:
-    metric = ExactError()
-    rows = metric.statistics(["a", "b", ""], [["a"], ["x", "b"], ["c"]])
-    assert rows.tolist() == [[0, 1], [0, 1], [1, 1]]
-    assert float(metric.score(rows.sum(axis=0))) == pytest.approx(100 / 3)

@@ -10,7 +10,7 @@ import numpy as np
 from unforced.errors import InputError
 from unforced.experiments.comparison import Cell, Comparison, LengthBin, Measure, Row, RunState
 from unforced.experiments.runs import Run
-from unforced.metrics.significance import interval, paired_bootstrap, paired_test
+from unforced.metrics.significance import interval, paired_test
 
 if TYPE_CHECKING:
     from unforced.protocols import Metric  # imports torch, which reports do without
@@ -86,7 +86,7 @@ def add_statistics(
     def tested(row: Row, name: str, cell: Cell) -> Cell:
         score = scorers[name]
         mine = _statistics(runs, comparison.split, row.variant, row.decoder, name)
-        low, high = interval(score, list(mine.values()), level=comparison.level, samples=samples)
+        _, low, high = interval(score, list(mine.values()), level=comparison.level, samples=samples)
         each = [[score(rows[chosen].sum(axis=0)) for rows in mine.values()] for chosen in members]
         cell = replace(cell, low=low, high=high, by_length=tuple(float(np.mean(values)) for values in each))
         baseline = _statistics(runs, comparison.split, comparison.baseline, row.decoder, name)
@@ -94,11 +94,11 @@ def add_statistics(
         if row.variant == comparison.baseline or not seeds:
             return cell
         pair = [mine[seed] for seed in seeds], [baseline[seed] for seed in seeds]
-        change = paired_bootstrap(score, *pair, level=comparison.level, samples=samples)
+        change = interval(score, *pair, level=comparison.level, samples=samples)
         test = paired_test(score, *pair, samples=permutations)
         return replace(
             cell,
-            difference=change.difference,
+            difference=change.value,
             difference_low=change.low,
             difference_high=change.high,
             p_value=test.p_value,

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
-from unforced.errors import InputError
 from unforced.metrics.text import check_answers
 
 Images = Sequence[Any] | np.ndarray
@@ -79,10 +78,6 @@ class Classifier:
         steps: int | None = None,
     ) -> "Classifier":
         """Train with Adam and a linearly decreasing learning rate; ``steps`` is 30 epochs, within bounds, if None."""
-        if not len(images) or len(images) != len(labels):
-            raise InputError(
-                f"a classifier needs as many labels as images, got {len(images)} images and {len(labels)} labels"
-            )
         shape = np.shape(images[0])
         steps = min(max(EPOCHS * len(images) // BATCH, FEWEST), MOST) if steps is None else steps
         with _training():
@@ -130,12 +125,7 @@ class Classifier:
 
     def _pixels(self, images: Images) -> Tensor:
         """Convert N images of integer levels to [N,C,H,W] float32 in [0,1]."""
-        for i, image in enumerate(images):
-            if np.shape(image) != self.shape:
-                raise InputError(f"image {i} has the shape {np.shape(image)}, expected {self.shape}")
         stacked = np.asarray(images).reshape(len(images), *self.shape)
-        if len(images) and not 0 <= stacked.min() <= stacked.max() < self.levels:
-            raise InputError(f"pixel levels must be between 0 and {self.levels - 1}")
         pixels = torch.tensor(stacked, dtype=torch.float32) / max(self.levels - 1, 1)
         return pixels.movedim(3, 1).contiguous() if pixels.dim() == 4 else pixels.unsqueeze(1)
 
@@ -155,16 +145,6 @@ def _training() -> Iterator[None]:
 # Inception-style score: the formula of Salimans et al. (2016) with any classifier
 
 
-class Probabilities(Protocol):
-    """A model that gives each image a distribution over classes."""
-
-    def probabilities(self, images: Sequence[Any]) -> np.ndarray:
-        """Return class probabilities [N,C], float64."""
-        ...
-
-    def describe(self) -> str: ...
-
-
 class InceptionStyleScore:
     """exp(H(mean of p) − mean of H(p)): between 1 and the number of classes; high if outputs are clear and varied.
 
@@ -181,7 +161,7 @@ class InceptionStyleScore:
 
     higher_is_better = True
 
-    def __init__(self, name: str, classifier: Callable[[], Probabilities]) -> None:
+    def __init__(self, name: str, classifier: Callable[[], Classifier]) -> None:
         self.name = name
         self._classifier = classifier
 
@@ -206,16 +186,6 @@ def _entropy(p: np.ndarray) -> np.ndarray:
 # Fréchet distance between generated and real images, in the features of any classifier
 
 
-class Features(Protocol):
-    """A model that maps images to vectors."""
-
-    def features(self, images: Sequence[Any]) -> np.ndarray:
-        """Return features [N,d], float64."""
-        ...
-
-    def describe(self) -> str: ...
-
-
 class FrechetDistance:
     """|μ − μ'|² + tr(Σ + Σ' − 2(ΣΣ')^½) for the means and covariances of real and generated features.
 
@@ -233,7 +203,7 @@ class FrechetDistance:
 
     higher_is_better = False
 
-    def __init__(self, name: str, classifier: Callable[[], Features]) -> None:
+    def __init__(self, name: str, classifier: Callable[[], Classifier]) -> None:
         self.name = name
         self._classifier = classifier
 

@@ -87,17 +87,14 @@ class LogZ:
         return f"{self.statistic} over tokens of the log normaliser of the model's scores, target fed"
 
 
-_NLL = {
-    metric.name: metric
-    for metric in (
-        NLL("sequence_nll"),
-        NLL("pseudo_nll", of="pseudo"),
-        NLL("masked_nll", of="masked"),
-        NLL("perplexity", per_token=True),
-        NLL("pseudo_perplexity", of="masked", per_token=True),
-    )
+MEASURES = {
+    "nll": NLL("sequence_nll"),
+    "final_nll": NLL("sequence_nll", final=True),
+    "pseudo_nll": NLL("pseudo_nll", of="pseudo"),
+    "masked_nll": NLL("masked_nll", of="masked"),
+    "perplexity": NLL("perplexity", per_token=True),
+    "pseudo_perplexity": NLL("pseudo_perplexity", of="masked", per_token=True),
 }
-MEASURES: dict[str, NLL] = {**_NLL, "nll": _NLL["sequence_nll"], "final_nll": NLL("sequence_nll", final=True)}
 
 
 def check_measures(measures: Sequence[str]) -> None:

@@ -31,8 +31,7 @@ class TokenAccuracy(RatioMetric):
         check_answers(outputs, answers)
         rows = np.zeros((len(outputs), 2))
         for i, (output, acceptable) in enumerate(zip(outputs, answers)):
-            for answer in acceptable:
-                _check_length(i, output, answer)
+            _check_lengths(i, output, acceptable)
             rows[i] = max(sum(o == a for o, a in zip(output, answer)) for answer in acceptable), len(output)
         return rows
 
@@ -63,7 +62,7 @@ class EntityF1:
         for i, (output, acceptable) in enumerate(zip(outputs, answers)):
             if len(acceptable) > 1:
                 raise InputError(f"example {i} has {len(acceptable)} answers; F1 needs exactly one")
-            _check_length(i, output, acceptable[0])
+            _check_lengths(i, output, acceptable)
             predicted, true = find_entities(output), find_entities(acceptable[0])
             rows[i] = len(predicted & true), len(predicted - true), len(true - predicted)
         return rows
@@ -116,6 +115,7 @@ def is_iob(tag: str) -> bool:
     return tag == "O" or (tag[:2] in ("B-", "I-") and len(tag) > 2)
 
 
-def _check_length(i: int, output: Sequence[str], answer: Sequence[str]) -> None:
-    if len(output) != len(answer):
-        raise InputError(f"output {i} has {len(output)} tags, but its answer has {len(answer)}")
+def _check_lengths(i: int, output: Sequence[str], answers: Sequence[Sequence[str]]) -> None:
+    for answer in answers:
+        if len(answer) != len(output):
+            raise InputError(f"output {i} has {len(output)} tags, but its answer has {len(answer)}")
