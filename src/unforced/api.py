@@ -122,10 +122,11 @@ def evaluate(
     model: OwnModel | None = None,
     task: Task | None = None,
     quiet: bool = False,
+    table: bool = False,
 ) -> dict[str, dict[str, float]]:
     """Decode a split with one or all of the recipe's decoders, and write predictions and scores into the run folder.
 
-    Return the scores: decoder -> metric -> score.
+    Return the scores: decoder -> metric -> score. ``table`` prints them with their intervals.
     """
     check_value("split", Split, split)
     folder, recipe = RunFolder(run), read_recipe(run)
@@ -139,6 +140,15 @@ def evaluate(
         found = evaluation.evaluate(network, fitted_task, examples, method, seed=recipe.seeds[0], quiet=quiet)
         evaluation.write_evaluation(folder, split, name, method, found, examples, fitted_task.codec)
         scores[name] = found.scores
+    if table:
+        from unforced.experiments.runs import Run
+        from unforced.experiments.statistics import add_statistics, summarize
+        from unforced.reports.tables import print_evaluation
+
+        runs = [Run(folder.path)]
+        summary = summarize(runs, name=str(run), split=split)
+        summary = dataclasses.replace(summary, rows=tuple(row for row in summary.rows if row.decoder in scores))
+        print_evaluation(add_statistics(summary, runs, fitted_task.task.metrics()))
     return scores
 
 

@@ -116,12 +116,17 @@ def test_the_saved_recipe_repeats_the_run(place: Path, tmp_path: Path) -> None:
 
 def test_evaluate(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["evaluate", str(place / "run"), "--split", "dev", "--quiet"]) == 0
-    rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    out = capsys.readouterr().out
+    rows = [line.split() for line in out.splitlines() if line.rstrip().endswith("lower")]
     assert [row[:2] for row in rows] == [
         ["greedy", "exact_error"], ["greedy", "error_rate"], ["beam", "exact_error"], ["beam", "error_rate"],
     ]  # fmt: skip
     scores = json.loads((place / "run" / "scores" / "dev-beam.json").read_text())
-    assert f"{scores['metrics']['error_rate']['score']:.4f}" == rows[3][2]
+    score = scores["metrics"]["error_rate"]["score"]
+    assert rows[3][2] == f"{score:.2f}"
+    assert float(rows[3][3].strip("[,")) <= score <= float(rows[3][4].strip("]"))
+    assert f"{place / 'run'}: dev split, {scores['examples']} examples" in out
+    assert "95 % interval: percentile bootstrap over the dev examples" in out
     assert main(["evaluate", str(place / "run"), "--decoder", "baem"]) == 2
     assert 'has no decoder "baem"; did you mean "beam"?' in capsys.readouterr().err
     assert main(["evaluate", str(place / "run"), "--checkpoint", "step-00000099"]) == 2

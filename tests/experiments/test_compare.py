@@ -186,9 +186,11 @@ def test_each_file_of_a_run_is_read_once(write: Write, tmp_path: Path, monkeypat
     monkeypatch.setattr(import_module("unforced.experiments.compare"), "PUBLISH_EVERY", 0.0)
     rendered = []
 
-    def publish(folder: Path, comparison: Any, runs: Any) -> Path:
+    def publish(folder: Path, comparison: Any, runs: Any, running: bool) -> Path:
         rendered.append(len(runs))
-        return write_comparison_page(folder, comparison, runs)
+        page = write_comparison_page(folder, comparison, runs, running)
+        assert ('http-equiv="refresh"' in page.read_text()) == running == (not comparison.complete)
+        return page
 
     seeds = write(overrides=["seeds=[1, 2, 3]"])
     Stub().compare([seeds], tmp_path / "runs", publish=publish)
@@ -273,7 +275,7 @@ def test_interruption_writes_the_report(write: Write, tmp_path: Path) -> None:
         Interrupted().compare([write()], tmp_path / "runs", publish=write_comparison_page)
     page = (tmp_path / "runs/toy/report.html").read_text()
     assert "1 of 4 runs are missing" in page
-    assert 'http-equiv="refresh"' in page
+    assert 'http-equiv="refresh"' not in page
 
 
 def test_the_cost_is_a_median(write: Write, tmp_path: Path) -> None:

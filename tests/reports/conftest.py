@@ -16,7 +16,7 @@ seeds = [{seed}]
 baseline = "{variant}"
 
 [task]
-name = "toy"
+name = "{task}"
 
 [model]
 name = "lstm"
@@ -57,12 +57,13 @@ def write_run(
     answers: Callable[[int], list[str]] | None = None,
     source: Callable[[int], str] = lambda i: f"word{i}",
     objective: str = "cross_entropy",
+    task: str = "toy",
     nll: bool = True,
     info: dict[str, Any] | None = None,
 ) -> Path:
     """A run whose output for an example is wrong with probability ``error``."""
     folder.mkdir(parents=True)
-    (folder / "recipe.toml").write_text(RECIPE.format(variant=variant, seed=seed, objective=objective))
+    (folder / "recipe.toml").write_text(RECIPE.format(variant=variant, seed=seed, objective=objective, task=task))
     run = {
         "format": FORMAT,
         "name": "toy", "variant": variant, "seed": seed, "created": "2026-01-01T00:00:00",

@@ -1,8 +1,10 @@
-"""Figures of changes, schedules and the jumping loss: their content, not their looks."""
+"""Figures: their content, and colours that every reader can tell apart."""
 
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -13,14 +15,15 @@ from unforced.objectives.scheduled_sampling import ScheduledSampling
 from unforced.objectives.schedules import InverseSigmoid, Linear, Rise
 from unforced.recipes.recipe import load
 from unforced.reports import discontinuity, schedules
-from unforced.reports.figures import Change, change_figure, changes, inline_changes
+from unforced.reports.figures import COLOURS, DARK_COLOURS, change_figure, inline_changes, line_style
+from unforced.reports.tables import Change, changes
 from unforced.training.options import Training
 
 ACCURACY = Measure("accuracy", True, "")
 ERROR = Measure("error", False, "")
 PLAIN = Cell({"1": 50.0}, 50.0)
-BETTER = Cell({"1": 52.0}, 52.0, difference=2.0, difference_low=1.0, difference_high=3.0)
-OPEN = Cell({"1": 51.0}, 51.0, difference=1.0, difference_low=-1.0, difference_high=3.0)
+BETTER = Cell({"1": 52.0}, 52.0, difference=2.0, difference_low=1.0, difference_high=3.0, p_value=0.001)
+OPEN = Cell({"1": 51.0}, 51.0, difference=1.0, difference_low=-1.0, difference_high=3.0, p_value=0.4)
 UNTESTED = Cell({"1": 51.0}, 51.0, difference=1.0)
 
 COMPARISON = Comparison(
@@ -41,7 +44,7 @@ COMPARISON = Comparison(
         Row("new", "beam", 1.0, {"accuracy": OPEN}),
         Row("odd_$x$", "greedy", 1.0, {"accuracy": UNTESTED}),
     ),
-    runs=(RunState("plain", 1, "plain-1", "finished"),),
+    runs=tuple(RunState(variant, 1, f"{variant}-1", "finished") for variant in ("plain", "new", "odd_$x$")),
 )
 
 
@@ -54,8 +57,11 @@ def folder(tmp_path: Path) -> Path:
 
 def test_change_figure_shows_the_numbers_of_the_table() -> None:
     found = changes(COMPARISON, ACCURACY)
-    assert found == [Change("new", "greedy", 2.0, 1.0, 3.0), Change("new", "beam", 1.0, -1.0, 3.0)]
-    (axes,) = change_figure(found, COMPARISON, ACCURACY, {"new": "red"}, "black").axes
+    assert found == [
+        Change("new", "greedy", 52.0, 2.0, 1.0, 3.0, 0.001, 1.0),
+        Change("new", "beam", 51.0, 1.0, -1.0, 3.0, 0.4, 1.0),
+    ]
+    (axes,) = change_figure(found, COMPARISON, ACCURACY, "black").axes
     zero, *drawn = axes.lines
     assert list(zero.get_xdata()) == [0, 0]
     assert [list(line.get_xdata()) for line in drawn] == [[1.0, 3.0], [2.0], [-1.0, 3.0], [1.0]]
@@ -64,17 +70,62 @@ def test_change_figure_shows_the_numbers_of_the_table() -> None:
     assert [text.get_text() for text in axes.texts] == ["+2.00  [+1.00, +3.00]", "+1.00  [−1.00, +3.00]"]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["new"]
     for measure, side in ((ACCURACY, "right"), (ERROR, "left")):
-        figure = change_figure(changes(COMPARISON, measure), COMPARISON, measure, {"new": "red"}, "black")
+        figure = change_figure(changes(COMPARISON, measure), COMPARISON, measure, "black")
         assert figure.get_supxlabel().replace("\n", " ").endswith(f"further {side} is better")
 
 
-def test_inline_changes_use_the_colours_of_the_page() -> None:
-    svg = inline_changes(COMPARISON, ["plain", "new", "odd_$x$"], "s0-changes")
-    assert svg is not None
+def test_a_variant_has_one_colour_in_all_figures(folder: Path) -> None:
+    """The baseline has no changes, but it has a colour: ``new`` is variant 1."""
+    svg = inline_changes(COMPARISON, "s0-changes")
     assert svg.startswith('<svg role="img" aria-label="change of accuracy against plain"')
     assert "var(--line-1)" in svg
-    assert inline_changes(replace(COMPARISON, measures=()), ["plain", "new"], "s0") == ""
-    assert inline_changes(replace(COMPARISON, rows=COMPARISON.rows[:2]), ["plain"], "s0") == ""
+    assert "var(--line-0)" not in svg
+    assert main(["plot", "changes", str(folder)]) == 0
+    picture = (folder / "changes.svg").read_text()
+    assert [colour in picture for colour in COLOURS[:3]] == [False, True, False]
+    assert inline_changes(replace(COMPARISON, measures=()), "s0") == ""
+    assert inline_changes(replace(COMPARISON, rows=COMPARISON.rows[:2]), "s0") == ""
+
+
+# Colours
+
+BLINDNESS = {  # Machado, Oliveira and Fernandes (2009), full severity, for linear RGB
+    "none": np.eye(3),
+    "protan": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "deutan": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+    "tritan": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
+}
+
+
+def linear(colour: str) -> np.ndarray:
+    """The linear RGB of a hexadecimal sRGB colour."""
+    rgb = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+    return np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+
+
+def oklab(rgb: np.ndarray) -> np.ndarray:
+    """OKLab (Ottosson 2020), in which a just noticeable difference is about 0.02."""
+    to_cones = [[0.4122214708, 0.5363325363, 0.0514459929], [0.2119034982, 0.6806995451, 0.1073969566], [0.0883024619, 0.2817188376, 0.6299787005]]  # fmt: skip
+    to_lab = [[0.2104542553, 0.7936177850, -0.0040720468], [1.9779984951, -2.4285922050, 0.4505937099], [0.0259040371, 0.7827717662, -0.8086757660]]  # fmt: skip
+    return np.array(to_lab) @ np.cbrt(np.array(to_cones) @ rgb.clip(0, 1))
+
+
+def contrast(a: str, b: str) -> float:
+    """The contrast ratio of the Web Content Accessibility Guidelines; lines need 3."""
+    low, high = sorted(float(linear(colour) @ [0.2126, 0.7152, 0.0722]) for colour in (a, b))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize(("colours", "page"), [(COLOURS, "#ffffff"), (DARK_COLOURS, "#14171a")])
+def test_colours_differ_for_colour_blind_readers(colours: tuple[str, ...], page: str) -> None:
+    for kind, matrix in BLINDNESS.items():
+        seen = [oklab(np.array(matrix) @ linear(colour)) for colour in colours]
+        assert min(np.linalg.norm(a - b) for a, b in combinations(seen, 2)) > 0.055, kind
+    assert min(contrast(colour, page) for colour in colours) > 3
+
+
+def test_32_lines_have_different_styles() -> None:
+    assert len({str(line_style(i)) for i in range(32)}) == 32
 
 
 def test_plot_changes_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,10 +17,12 @@ from PIL import Image
 
 import unforced
 from unforced.errors import InputError
-from unforced.experiments.runs import Run, read_runs
+from unforced.experiments.comparison import RunState
+from unforced.experiments.runs import Run, read_comparison_folder, read_runs
 from unforced.experiments.statistics import summarize
 from unforced.reports.examples import data_uri, read_image
-from unforced.reports.page import objective_metrics, write_report
+from unforced.reports.page import objective_metrics, write_comparison_page, write_report
+from unforced.training.run_folder import RunFolder
 
 Make = Callable[..., Path]
 
@@ -153,30 +155,76 @@ def test_metrics_of_objectives_are_means_over_seeds(make_run: Make, tmp_path: Pa
 
 
 def test_a_run_without_scores_has_curves_and_no_tables(make_run: Make, tmp_path: Path) -> None:
+    """Its lock tells whether it is running; only `compare` makes pages that reload."""
     run = make_run("a", 1, finished=False)
     page = Page(write_report([run], tmp_path / "report.html").read_text())
     assert "No run has been evaluated yet." in page.text
+    assert "Unfinished runs: 1 interrupted." in page.text
     assert page.count("svg") == 2
-    assert any(attributes.get("http-equiv") == "refresh" for _, attributes in page.tags)
+    with RunFolder(run).writing(resume=True):
+        page = Page(write_report([run], tmp_path / "report.html").read_text())
+    assert "Unfinished runs: 1 running." in page.text
+    assert not any(attributes.get("http-equiv") == "refresh" for _, attributes in page.tags)
+    comparison = summarize([Run(run)], name="toy")
+    assert 'http-equiv="refresh"' in write_comparison_page(tmp_path, comparison, [Run(run)], running=True).read_text()
     with pytest.raises(InputError, match="toy has no scores to tabulate"):
         unforced.report(run, output=tmp_path / "tables.md")
     assert not (tmp_path / "tables.md").exists()
 
 
+def test_an_old_comparison_file_does_not_say_that_runs_are_running(make_run: Make) -> None:
+    runs = [make_run("a", 1), make_run("b", 1, finished=False)]
+    folder = runs[0].parent
+    states = [
+        RunState(name, 1, f"{name}-1", state) for name, state in (("a", "finished"), ("b", "waiting"), ("c", "waiting"))
+    ]
+    (folder / "comparison.json").write_text(summarize([Run(runs[0])], name="toy", states=states).to_json())
+    comparison, found = read_comparison_folder(folder)
+    assert [run.state for run in comparison.runs] == ["finished", "interrupted", "waiting"]
+    assert [run.label for run in found] == ["a", "b"]
+    page = Page(write_report([folder], folder / "report.html").read_text())
+    assert "Unfinished runs: 1 interrupted, 1 waiting." in page.text
+
+
 def test_labels_are_unique(make_run: Make, tmp_path: Path) -> None:
     first = make_run("a", 1)
     second = first.rename(first.with_name("kept"))
-    assert [run.label for run in read_runs([make_run("a", 1), second])] == [str(first), str(second)]
-    other = make_run("b", 1, info={"name": "other"})
-    assert [run.label for run in read_runs([first, other])] == ["toy/a", "other/b"]
+    (runs,) = read_runs([make_run("a", 1), second])
+    assert [run.label for run in runs] == [str(first), str(second)]
+    (runs,) = read_runs([first, make_run("b", 1, info={"name": "other"})])
+    assert [run.label for run in runs] == ["toy/a", "other/b"]
 
 
-def test_every_variant_has_its_own_colour(make_run: Make, tmp_path: Path) -> None:
+def test_each_task_has_its_own_comparison(make_run: Make, tmp_path: Path) -> None:
+    """Runs are compared if they have one task, or were scored on the same references."""
+    first = make_run("a", 1)
+    same = [make_run("b", 1, task="subwords"), make_run("c", 1, finished=False)]
+    other = make_run("d", 1, task="other", answers=lambda i: [f"X{i}"])
+    groups = read_runs([first, other, *same])
+    assert [[run.label for run in runs] for runs in groups] == [["a", "b", "c"], ["d"]]
+    text = write_report([first, other, *same], tmp_path / "report.html").read_text()
+    assert f"<h1>toy ({other})</h1>" in text
+    assert "d (baseline)" not in Page(text).text
+    tables = write_report([first, other], tmp_path / "tables.md").read_text()
+    assert tables.startswith(f"## toy ({first})\n\nerror (lower is better)\n\n| variant |")
+    assert f"\n## toy ({other})\n" in tables
+    assert write_report([first, other], tmp_path / "tables.md").read_text() == tables
+
+
+def test_variants_keep_their_colour_in_a_part_of_the_comparison(make_run: Make, tmp_path: Path) -> None:
     runs = [make_run(f"v{i}", 1, finished=False) for i in range(11)]
     text = write_report(runs, tmp_path / "report.html").read_text()
-    assert text.count("--line-10: #") == 2  # light and dark
+    assert text.count("--line-7: #") == 2  # light and dark
+    assert "--line-8" not in text
+    assert ".swatch-10 { background: repeating-linear-gradient(90deg, var(--line-2) 0em" in text
     assert 'swatch-10"></span>v10' in text
-    assert "var(--line-10)" in text[text.index("<svg") :]
+    states = [RunState(f"v{i}", 1, f"v{i}-1", "waiting") for i in range(11)]
+    page = write_comparison_page(
+        tmp_path, summarize([Run(runs[3])], name="toy", states=states), [Run(runs[3])]
+    ).read_text()
+    assert 'swatch-3"></span>v3' in page
+    assert "var(--line-3)" in page[page.index("<svg") :]
+    assert "var(--line-0)" not in page[page.index("<svg") :]
 
 
 @pytest.mark.parametrize("shape", [(4, 4), (3, 4, 4)])
@@ -205,15 +253,20 @@ def test_data_uri_keeps_the_pixels() -> None:
 
 def test_other_files_are_not_overwritten(make_run: Make, tmp_path: Path) -> None:
     run = make_run("a", 1)
-    for name in ("page.html", "tables.md"):
+    for name, decoders in (("page.html", 2), ("tables.md", 2), ("equal.md", 1)):
+        if decoders == 1:  # scores are equal for all decoders: the table has no column for them
+            shutil.copy(run / "scores/test-beam.json", run / "scores/test-greedy.json")
+            greedy = (run / "scores/test-greedy.json").read_text().replace('"beam"', '"greedy"')
+            (run / "scores/test-greedy.json").write_text(greedy)
         path = tmp_path / name
         for _ in range(2):
             unforced.report(run, output=path)
         assert path.stat().st_size > 100
-        path.write_text("mine")
+        assert ("| variant | score |" in path.read_text()) == (decoders == 1)
+        path.write_text("mine\n\n| variant | score |\n")
         with pytest.raises(InputError, match=f"{name} exists and is not a report"):
             unforced.report(run, output=path)
-        assert path.read_text() == "mine"
+        assert path.read_text().startswith("mine")
     with pytest.raises(InputError, match=r"must end in \.html"):
         unforced.report(run, output=tmp_path / "page.pdf")
     with pytest.raises(InputError, match="no run to report on"):

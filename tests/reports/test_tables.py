@@ -15,6 +15,7 @@ from unforced.reports.tables import (
     comparison_tables,
     print_comparison,
     print_table,
+    verdicts,
 )
 
 
@@ -82,6 +83,7 @@ def test_invalid_comparison_files_raise(text: str, says: str, tmp_path: Path) ->
 def test_the_table_has_all_numbers(comparison: Comparison) -> None:
     (table,) = comparison_tables(comparison)
     assert table.title == "error (lower is better)"
+    assert table.header[4] == "test score of best dev seed"
     assert table.rows == (
         ("base", "greedy", "27.00 ± 0.25", "[26.50, 27.50]", "27.00", "baseline", "–", "–", "1.00×"),
         ("a|b<i>", "greedy", "26.00 ± 0.25", "[25.50, 26.50]", "26.00", "−1.00", "[−1.50, −0.50]", "< 0.001", "1.23×"),
@@ -96,10 +98,30 @@ def test_the_notes_describe_the_columns(comparison: Comparison) -> None:
         "1000 samples",
         "10000 permutations",
         "not interleaved",
-        "over test examples and seeds",
+        "Variance between the 2 seeds that the examples do not explain is added",
         "wrong / all",
     ):
         assert words in notes
+
+
+def test_a_sentence_says_who_won(comparison: Comparison) -> None:
+    base, better = comparison.rows
+    assert verdicts(comparison) == [
+        "a|b<i> wins error with greedy: −1.00 [−1.50, −0.50] against base, at 1.2 times its training cost."
+    ]
+    close = Row("close", "greedy", 1.01, {"error": cell(26.2, -0.8)})
+    three = replace(comparison, rows=(base, close, better))
+    assert verdicts(three)[0].endswith("training cost; close is within this interval.")
+    assert verdicts(replace(three, rows=(base, close)))[0].endswith("against base, at the same training cost.")
+    higher = replace(three, measures=(Measure("error", True, ""),))
+    assert verdicts(higher) == ["no variant beats base in error; close and a|b<i> are worse."]
+    chance = replace(better, cells={"error": replace(better.cells["error"], p_value=0.03)})
+    assert verdicts(replace(comparison, rows=(base, chance)))[0].startswith("a|b<i> wins")
+    # of two tests, the smaller p-value must be below 2.5 %
+    assert verdicts(replace(comparison, rows=(base, chance, replace(chance, variant="c")))) == [
+        "no variant differs from base in error beyond chance."
+    ]
+    assert verdicts(replace(comparison, rows=(base,))) == []
 
 
 def test_the_notes_name_failed_and_missing_runs(comparison: Comparison) -> None:
@@ -150,6 +172,7 @@ def test_output_is_plain_without_a_terminal(comparison: Comparison) -> None:
     assert "a|b<i>" in text
     assert "[−1.50, −0.50]" in text
     assert any("27.00 ± 0.25" in line and "baseline" in line for line in text.splitlines())
+    assert text.splitlines()[-1] == verdicts(comparison)[0]
 
 
 def test_terminal_output_has_the_same_cells(

@@ -9,7 +9,6 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from unforced.errors import InputError
-from unforced.reports.tables import print_table
 
 
 def train(
@@ -57,7 +56,9 @@ def evaluate(
     checkpoint: str = "best",
     quiet: bool = False,
 ) -> None:
-    """Decode a split with a trained model and score the outputs.
+    """Decode a split with a trained model and print the scores with 95 % intervals.
+
+    Files in predictions/ and scores/ of the run folder have the outputs and the exact scores, for programs.
 
     Parameters
     ----------
@@ -74,9 +75,7 @@ def evaluate(
     """
     from unforced import api
 
-    scores = api.evaluate(run, split, decoder, checkpoint=checkpoint, quiet=quiet)
-    rows = [(name, metric, f"{score:.4f}") for name, all in scores.items() for metric, score in all.items()]
-    print_table(("decoder", "metric", "score"), rows)
+    api.evaluate(run, split, decoder, checkpoint=checkpoint, quiet=quiet, table=True)
 
 
 def decode(
@@ -168,7 +167,7 @@ def compare(
 
 
 def report(*runs: Path, output: Path = Path("report.html")) -> None:
-    """Write an HTML page with tables, curves and example outputs of runs.
+    """Write an HTML page with tables, curves and example outputs of runs, one comparison for each task.
 
     Parameters
     ----------

@@ -19,7 +19,7 @@ from unforced.recipes.recipe import Recipe
 from unforced.training.progress import Display
 from unforced.training.run_folder import RunFolder, replace_bytes
 
-Publish = Callable[[Path, Comparison, Sequence[Run]], Path]  # writes a report into the comparison's folder
+Publish = Callable[[Path, Comparison, Sequence[Run], bool], Path]  # writes a report that may reload into the folder
 PUBLISH_EVERY = 120.0  # seconds
 
 
@@ -103,9 +103,9 @@ def compare(
     def write(comparison: Comparison) -> None:
         replace_bytes(folder / "comparison.json", comparison.to_json().encode())
 
-    def report(comparison: Comparison) -> None:
+    def report(comparison: Comparison, running: bool = False) -> None:
         if publish is not None and runs:
-            page = publish(folder, comparison, [runs[run] for run in planned if run in runs])
+            page = publish(folder, comparison, [runs[run] for run in planned if run in runs], running)
             if comparison.complete:
                 display.say(f"report: {page}")
 
@@ -122,7 +122,7 @@ def compare(
                 result = summary()
                 write(result)
                 if time.monotonic() - published >= PUBLISH_EVERY and not result.complete:
-                    report(result)
+                    report(result, running=True)
                     published = time.monotonic()
         if not runs:
             raise InputError(f"all runs failed; the first one: {states[planned[0]].reason}")

@@ -12,7 +12,7 @@ from unforced.training.run_folder import read_json
 
 FORMAT = 1
 
-State = Literal["waiting", "unfinished", "finished", "failed"]
+State = Literal["waiting", "running", "interrupted", "finished", "failed"]
 
 
 @dataclass(frozen=True)

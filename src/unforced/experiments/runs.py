@@ -3,13 +3,14 @@
 import sys
 import tomllib
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from unforced.experiments.comparison import Comparison, read_comparison
+from unforced.experiments.comparison import Comparison, State, read_comparison
 from unforced.training.run_folder import RunFolder
 
 
@@ -69,6 +70,10 @@ class Run:
     def finished(self) -> dict[str, Any] | None:
         return self.folder.finished()
 
+    @property
+    def state(self) -> State:
+        return "finished" if self.finished else "running" if self.folder.locked() else "interrupted"
+
     @cached_property
     def scores(self) -> dict[tuple[str, str], dict[str, Any]]:
         """The files of ``scores/`` by split and decoder; the [N,D] statistics of each metric are an array."""
@@ -91,25 +96,51 @@ class Run:
 
 
 def read_comparison_folder(folder: Path) -> tuple[Comparison, list[Run]]:
-    """Read a comparison and those of its runs that have started."""
+    """Read a comparison and those of its runs that have started, with the present states of those that had not ended."""
     comparison = read_comparison(folder / "comparison.json")
-    started = [run for run in comparison.runs if RunFolder(folder / run.folder).exists()]
-    return comparison, [Run(folder / run.folder, run.variant) for run in started]
+    started = [state for state in comparison.runs if RunFolder(folder / state.folder).exists()]
+    runs = [Run(folder / state.folder, state.variant) for state in started]
+    present = {(run.label, run.seed): run.state for run in runs}
+    states = tuple(
+        replace(state, state=present[state.variant, state.seed])
+        if state.state == "waiting" and (state.variant, state.seed) in present
+        else state
+        for state in comparison.runs
+    )
+    return replace(comparison, runs=states), runs
 
 
-def read_runs(paths: Sequence[Path]) -> list[Run]:
-    """Read run folders, and the run folders in other folders.
+def read_runs(paths: Sequence[Path]) -> list[list[Run]]:
+    """Read run folders, and the run folders in other folders, in groups that can be compared.
 
-    Labels are variants, or recipes and variants if there are several recipes, or paths if these are not unique.
+    The runs of a group have one task, or were scored on the same references by the same metrics. Labels are variants,
+    or recipes and variants if a group has several recipes, or paths if these are not unique.
     """
-    runs = [Run(path) for path in dict.fromkeys(run for path in paths for run in _run_folders(path))]
-    if len({run.name for run in runs}) > 1:
-        for run in runs:
-            run.label = f"{run.name}/{run.variant}"
-    if len({(run.label, run.seed) for run in runs}) < len(runs):
-        for run in runs:
-            run.label = str(run.path)
-    return runs
+    groups: list[list[Run]] = []
+    for run in [Run(path) for path in dict.fromkeys(run for path in paths for run in _run_folders(path))]:
+        same = [group for group in groups if any(_comparable(run, other) for other in group)]
+        same[0].append(run) if same else groups.append([run])
+    for runs in groups:
+        if len({run.name for run in runs}) > 1:
+            for run in runs:
+                run.label = f"{run.name}/{run.variant}"
+        if len({(run.label, run.seed) for run in runs}) < len(runs):
+            for run in runs:
+                run.label = str(run.path)
+    return groups
+
+
+def _comparable(a: Run, b: Run) -> bool:
+    task = a.recipe.get("task")
+    return (task is not None and task == b.recipe.get("task")) or (bool(a.scores) and _scored_on(a) == _scored_on(b))
+
+
+def _scored_on(run: Run) -> Any:
+    """Return the metrics and the references of a run's scores on the test split, else on another one."""
+    found = sorted(run.scores, key=lambda key: key[0] != "test")[:1]
+    return [
+        (split, set(run.scores[split, name]["metrics"]), run.predictions(split, name).answers) for split, name in found
+    ]
 
 
 def _run_folders(path: Path) -> list[Path]:

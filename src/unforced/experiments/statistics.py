@@ -13,7 +13,7 @@ from unforced.experiments.runs import Run
 from unforced.metrics.significance import interval, paired_test
 
 if TYPE_CHECKING:
-    from unforced.protocols import Metric  # imports torch, which reports do without
+    from unforced.protocols import Scoring  # imports torch, which reports do without
 
 LEVEL = 0.95  # of intervals
 BINS = 5  # of lengths
@@ -31,11 +31,16 @@ def summarize(
     baseline: str | None = None,
     states: Sequence[RunState] = (),
     notes: Sequence[str] = (),
+    split: str = "",
 ) -> Comparison:
-    """Return the scores of these runs as a comparison without intervals and tests."""
+    """Return the scores of these runs as a comparison without intervals and tests.
+
+    The split is "test" by default, or "dev" if no run has test scores.
+    """
     variants = list(dict.fromkeys(run.label for run in runs))
     baseline = baseline or (variants[0] if variants else "")
-    split = "test" if any(scored == "test" for run in runs for scored, _ in run.scores) else "dev"
+    tested = any(scored == "test" for run in runs for scored, _ in run.scores)
+    split = split or ("test" if tested else "dev")
     measures = _measures(runs, split)
     rows = []
     for variant in variants:
@@ -44,7 +49,6 @@ def summarize(
             if cells := _cells(mine, split, decoder, measures):
                 rows.append(Row(variant, decoder, _cost(runs, variant, baseline), cells, *_effort(mine)))
     counts = {table["examples"] for run in runs for (scored, _), table in run.scores.items() if scored == split}
-    ended = [RunState(r.label, r.seed, str(r.path), "finished" if r.finished else "unfinished") for r in runs]
     return Comparison(
         name=name,
         description=description,
@@ -57,7 +61,7 @@ def summarize(
         permutations=0,
         measures=measures,
         rows=tuple(rows),
-        runs=tuple(states or ended),
+        runs=tuple(states or [RunState(run.label, run.seed, str(run.path), run.state) for run in runs]),
         notes=tuple(notes),
     )
 
@@ -65,7 +69,7 @@ def summarize(
 def add_statistics(
     comparison: Comparison,
     runs: Sequence[Run],
-    metrics: "Sequence[Metric]",
+    metrics: "Sequence[Scoring]",
     *,
     samples: int = 1000,
     permutations: int = 10000,

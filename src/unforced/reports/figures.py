@@ -1,6 +1,5 @@
 """Figures for files and for pages; equal figures give equal bytes."""
 
-import colorsys
 import io
 import re
 import textwrap
@@ -13,28 +12,41 @@ import numpy as np
 
 from unforced.errors import InputError
 from unforced.experiments.comparison import Comparison, Measure, read_comparison
+from unforced.reports.tables import Change, bounds, changes, decimals, number, per_cent
 from unforced.training.run_folder import replace_bytes
 
 FORMATS = (".svg", ".png", ".pdf")
-PALETTE = ("#0072b2", "#b25000", "#007a5a", "#aa3377", "#7a6a00", "#4b3fae", "#00707f", "#8c2a4b")
-DARK_PALETTE = ("#62b5ec", "#f2914f", "#3fcaa0", "#e68cc2", "#d8c64e", "#ada4f7", "#6fd2de", "#ea7f9c")
 
-# Inline figures are drawn in these colours; the page replaces them with its own
-INK = "#010203"
-PLACEHOLDER = "#0405{:02x}"
+# Lines: number i has a colour and, after each round of the colours, another dash. Within a round, colours also differ
+# for readers with any kind of colour blindness.
+
+COLOURS = ("#1163d8", "#af4110", "#145f4b", "#84597f", "#1a1d9d", "#d47c26", "#1ea68c", "#631c06")
+DARK_COLOURS = ("#6acbff", "#d66b62", "#007a7b", "#ba9eb1", "#6959d1", "#fab242", "#bcceb2", "#a24d09")  # dark pages
+DASHES = ((), (5, 2), (1.5, 1.5), (6, 1.5, 1.5, 1.5))  # points on and off
+INK = "#010203"  # stands for the colour of text in inline figures
 
 
-def palette(count: int, dark: bool = False) -> list[str]:
-    """Return that many different colours for a light or dark background.
+def line_style(number: int) -> dict[str, Any]:
+    """Return the colour and dash of a line for matplotlib; 32 numbers have different styles.
 
-    >>> len(set(palette(30)))
-    30
+    >>> line_style(9)
+    {'color': '#af4110', 'linestyle': (0, (5, 2))}
     """
-    chosen = list(DARK_PALETTE if dark else PALETTE)[:count]
-    for i in range(len(chosen), count):  # other hues, at steps of the golden ratio
-        rgb = colorsys.hls_to_rgb(0.618 * i % 1, (0.35 + 0.3 * dark) + 0.1 * (i % 2), 0.6)
-        chosen.append("#{:02x}{:02x}{:02x}".format(*(round(255 * part) for part in rgb)))
-    return chosen
+    dash = DASHES[number // len(COLOURS) % len(DASHES)]
+    return {"color": COLOURS[number % len(COLOURS)], "linestyle": (0, dash) if dash else "-"}
+
+
+def css_line(number: int) -> str:
+    """Return the CSS background of a line in the same style; the page defines the colours as variables.
+
+    >>> css_line(8)
+    'repeating-linear-gradient(90deg, var(--line-0) 0em 0.5em, transparent 0.5em 0.7em)'
+    """
+    colour, stops, end = f"var(--line-{number % len(COLOURS)})", [], 0.0
+    for i, length in enumerate(DASHES[number // len(COLOURS) % len(DASHES)]):
+        start, end = end, end + length / 10
+        stops.append(f"{'transparent' if i % 2 else colour} {start:.3g}em {end:.3g}em")
+    return f"repeating-linear-gradient(90deg, {', '.join(stops)})" if stops else colour
 
 
 # Saving
@@ -79,7 +91,8 @@ def inline_figure(draw: Callable[[], Any], name: str, label: str) -> str:
     svg = re.sub(r'\bid="', f'id="{name}-', svg)
     svg = re.sub(r'(xlink:href="#|url\(#)', rf"\g<1>{name}-", svg)
     svg = svg.replace(INK, "currentColor")
-    svg = re.sub(r"#0405([0-9a-f]{2})", lambda match: f"var(--line-{int(match[1], 16)})", svg)
+    for i, colour in enumerate(COLOURS):
+        svg = svg.replace(colour, f"var(--line-{i})")
     return re.sub(r"font-family: [^;\"]*", "font-family: inherit", svg)
 
 
@@ -125,8 +138,8 @@ def draw_panels(panels: Sequence[Panel], path: Path) -> Path:
         below = max(sum(label.count("\n") + 1 for label in each) for each in labels)
         figure = Figure(figsize=(6.2 * len(panels), 4.2 + 0.2 * below), layout="constrained")
         for axes, panel, names in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, labels):
-            for colour, line, name in zip(palette(len(panel.lines)), panel.lines, names):
-                axes.plot(line.x, line.y, linewidth=1.6, color=colour, label=name)
+            for i, (line, name) in enumerate(zip(panel.lines, names)):
+                axes.plot(line.x, line.y, linewidth=1.6, label=name, **line_style(i))
             axes.set_xlabel(panel.x, parse_math=False)
             axes.set_ylabel(panel.y, parse_math=False)
             axes.set_title(panel.title, parse_math=False, fontsize="medium")
@@ -142,27 +155,6 @@ def draw_panels(panels: Sequence[Panel], path: Path) -> Path:
 # Changes against the baseline: a point for each variant and decoder, with its interval
 
 MARKERS = "osD^vP*X"  # of decoders
-
-
-class Change(NamedTuple):
-    """The score of a variant with a decoder minus the baseline's, with its interval."""
-
-    variant: str
-    decoder: str
-    value: float
-    low: float
-    high: float
-
-
-def changes(comparison: Comparison, measure: Measure) -> list[Change]:
-    """Return the changes in the order of the table; there are none before all runs have ended."""
-    found = []
-    for row in comparison.rows:
-        if cell := row.cells.get(measure.name):
-            value, low, high = cell.difference, cell.difference_low, cell.difference_high
-            if value is not None and low is not None and high is not None:
-                found.append(Change(row.variant, row.decoder, value, low, high))
-    return found
 
 
 def plot_changes(folder: Path, path: Path | None = None, *, metric: str | None = None) -> Path:
@@ -183,34 +175,25 @@ def plot_changes(folder: Path, path: Path | None = None, *, metric: str | None =
     found = changes(comparison, measure)
     if not found:
         raise InputError(f"{folder} has no changes yet; they are computed when all runs have ended")
-    variants = list(dict.fromkeys(change.variant for change in found))
-    colours = dict(zip(variants, palette(len(variants))))
-    path = path or folder / "changes.svg"
-    return save_figure(lambda: change_figure(found, comparison, measure, colours, "black"), path)
+    return save_figure(lambda: change_figure(found, comparison, measure, "black"), path or folder / "changes.svg")
 
 
-def inline_changes(comparison: Comparison, variants: Sequence[str], name: str) -> str:
-    """Return the changes by the first metric as an ``<svg>`` element; an empty text without changes."""
+def inline_changes(comparison: Comparison, name: str) -> str:
+    """Return the changes by the first metric as an ``<svg>`` element; empty if there are none."""
     if not comparison.measures or not (found := changes(comparison, comparison.measures[0])):
         return ""
     measure = comparison.measures[0]
-    colours = {variant: PLACEHOLDER.format(i) for i, variant in enumerate(variants)}
     label = f"change of {measure.name} against {comparison.baseline}"
-    return inline_figure(lambda: change_figure(found, comparison, measure, colours, INK), name, label)
+    return inline_figure(lambda: change_figure(found, comparison, measure, INK), name, label)
 
 
-def change_figure(
-    found: Sequence[Change], comparison: Comparison, measure: Measure, colours: Mapping[str, str], ink: str
-) -> Any:
+def change_figure(found: Sequence[Change], comparison: Comparison, measure: Measure, ink: str) -> Any:
     """Return a matplotlib figure, 600 pixels wide, with a line for each change and its numbers on the right."""
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-    from unforced.reports.tables import bounds, decimals, number
-
     variants = list(dict.fromkeys(change.variant for change in found))
     decoders = list(dict.fromkeys(change.decoder for change in found))
-    per_variant = max(sum(change.variant == variant for change in found) for variant in variants)
     figure = Figure(figsize=(6.25, 1.15 + 0.27 * len(found) + 0.08 * len(variants)), layout="constrained")
     axes = figure.add_subplot()
     axes.axvline(0, color=ink, linewidth=0.8)
@@ -219,14 +202,15 @@ def change_figure(
     for variant in variants:
         mine = [change for change in found if change.variant == variant]
         ticks[variant] = height - (len(mine) - 1) / 2
+        colour = line_style(comparison.variants.index(variant))["color"]
         for change in mine:
-            axes.plot([change.low, change.high], [height, height], color=colours[variant], linewidth=1.8)
+            axes.plot([change.low, change.high], [height, height], color=colour, linewidth=1.8)
             axes.plot(
                 [change.value],
                 [height],
                 marker=MARKERS[decoders.index(change.decoder) % len(MARKERS)],
                 markersize=7,
-                color=colours[variant],
+                color=colour,
                 fillstyle="full" if change.low > 0 or change.high < 0 else "none",
             )
             numbers = f"{number(change.value, places, sign=True)}  {bounds(change.low, change.high, places, sign=True)}"
@@ -234,23 +218,20 @@ def change_figure(
                 numbers, (1.02, height), xycoords=("axes fraction", "data"), va="center", color=ink, parse_math=False
             )
             height -= 1
-        height -= 0.3 if per_variant > 1 else 0
+        height -= 0.3 if len(found) > len(variants) else 0
     axes.set_yticks(list(ticks.values()), list(ticks), parse_math=False)
     axes.set_ylim(height + 0.5, 0.6)
     axes.tick_params(axis="y", length=0, labelsize=10.5)
     axes.spines["left"].set_visible(False)
     axes.grid(axis="x", linewidth=0.4, alpha=0.3, color=ink)
-    better = "right" if measure.higher_is_better else "left"
-    level = f"{comparison.level:.0%}".replace("%", " %")
-    caption = f"change of {measure.name} against {comparison.baseline}, with {level} intervals"
-    lines = [*textwrap.wrap(caption, 78), f"further {better} is better"]
-    label = figure.supxlabel("\n".join(lines), fontsize=10)
-    label.set_parse_math(False)
-    keys = [
-        Line2D([], [], color=ink, marker=MARKERS[i % len(MARKERS)], linestyle="none", fillstyle="none", label=name)
-        for i, name in enumerate(decoders)
-    ]
+    caption = f"change of {measure.name} against {comparison.baseline}, with {per_cent(comparison.level)} intervals"
+    lines = [*textwrap.wrap(caption, 78), f"further {'right' if measure.higher_is_better else 'left'} is better"]
+    figure.supxlabel("\n".join(lines), fontsize=10).set_parse_math(False)
     if len(decoders) > 1:
+        keys = [
+            Line2D([], [], color=ink, marker=MARKERS[i % len(MARKERS)], linestyle="none", fillstyle="none", label=name)
+            for i, name in enumerate(decoders)
+        ]
         legend = figure.legend(handles=keys, loc="outside upper center", ncols=min(len(keys), 5), frameon=False)
         for text in legend.get_texts():
             text.set_parse_math(False)
@@ -261,7 +242,6 @@ def change_figure(
 
 LETTER = 6.0  # width of a letter of a label in points, about
 LABEL_LETTERS = 34  # that fit along the vertical axis
-DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (5, 2, 1, 2)))  # change after each round of the palette
 
 
 class Curve(NamedTuple):
@@ -273,15 +253,21 @@ class Curve(NamedTuple):
 
 
 def inline_curves(curves: Sequence[Curve], variants: Sequence[str], *, x: str, y: str, name: str) -> str:
-    """Return the curves as an ``<svg>`` element with the names of the variants at their right ends."""
-    return inline_figure(lambda: _curves(curves, variants, x, y), name, f"{y} against {x} for {', '.join(variants)}")
+    """Return the curves as an ``<svg>`` element with the names of the variants at their right ends.
+
+    The place of a variant in ``variants`` is the number of its style.
+    """
+    curves = [curve for curve in curves if curve.steps]
+    shown = ", ".join(variant for variant in variants if any(curve.variant == variant for curve in curves))
+    return inline_figure(lambda: _curves(curves, variants, x, y), name, f"{y} against {x} for {shown}")
 
 
 def _curves(curves: Sequence[Curve], variants: Sequence[str], x: str, y: str) -> Any:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(5.6, 3.4))
-    longest = max(map(len, variants), default=0) * LETTER / (72 * figure.get_figwidth())
+    tall = max(3.4, 0.24 * len(variants) + 0.7)
+    figure = Figure(figsize=(5.6, tall))
+    longest = (max(len(curve.variant) for curve in curves) + 5) * LETTER / (72 * figure.get_figwidth())
     lines = textwrap.wrap(y, LABEL_LETTERS, break_long_words=False)
     left = 0.13 + 0.04 * (len(lines) - 1)
     width = min(0.83 - left, max(0.40, 0.96 - left - longest))
@@ -291,8 +277,9 @@ def _curves(curves: Sequence[Curve], variants: Sequence[str], x: str, y: str) ->
     axes.grid(axis="y", linewidth=0.4, alpha=0.3, color=INK)
     ends = []
     for i, variant in enumerate(variants):
-        mine = [curve for curve in curves if curve.variant == variant and curve.steps]
-        style: dict[str, Any] = {"color": PLACEHOLDER.format(i), "linestyle": DASHES[i // len(PALETTE) % len(DASHES)]}
+        mine, style = [curve for curve in curves if curve.variant == variant], line_style(i)
+        if not mine:
+            continue
         centre = mean_curve(mine)
         single = len(mine) == 1 or centre is None
         for curve in mine:
@@ -301,12 +288,13 @@ def _curves(curves: Sequence[Curve], variants: Sequence[str], x: str, y: str) ->
             axes.plot(curve.steps, curve.values, marker=marker, markersize=4, **thin, **style)
         if centre is not None and not single:
             axes.plot(centre.steps, centre.values, linewidth=2.0, **style)
-        if mine:
-            ends.append(((centre or mine[0]).values[-1], variant, style["color"]))
+        ends.append(((centre or mine[0]).values[-1], variant, style))
     low, high = axes.get_ylim()
     heights = [(value - low) / (high - low) if np.isfinite(value) else 0.5 for value, _, _ in ends]
-    for height, (_, variant, colour) in zip(spread_labels(heights, 0.065), ends):
-        axes.text(1.02, height, variant, color=colour, transform=axes.transAxes, va="center", parse_math=False)
+    for height, (_, variant, style) in zip(spread_labels(heights, 0.22 / tall), ends):
+        sample: dict[str, Any] = {"transform": axes.transAxes, "clip_on": False, "linewidth": 2.0}
+        axes.plot([1.02, 1.09], [height, height], **sample, **style)
+        axes.text(1.11, height, variant, transform=axes.transAxes, va="center", parse_math=False)
     return figure
 
 

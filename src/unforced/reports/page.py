@@ -1,5 +1,6 @@
 """The report page, and the tables alone as Markdown."""
 
+import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from unforced.experiments.runs import Run, read_comparison_folder, read_runs
 from unforced.experiments.statistics import summarize
 from unforced.recipes.recipe import flatten
 from unforced.reports.examples import galleries
-from unforced.reports.figures import Curve, inline_changes, inline_curves, palette
+from unforced.reports.figures import COLOURS, DARK_COLOURS, Curve, css_line, inline_changes, inline_curves
 from unforced.reports.tables import (
     DASH,
     TextTable,
@@ -21,10 +22,14 @@ from unforced.reports.tables import (
     decimals,
     minutes,
     number,
+    verdicts,
 )
 from unforced.training.run_folder import replace_bytes
 
 NOT_LISTED = ("kind", "step", "epoch", "loss", "nll", "learning_rate", "tokens", "seconds")  # keys of log lines
+OWN = re.compile(
+    rb'<!DOCTYPE html>.{,99}<meta name="generator" content="unforced">|(## .*\n\n)?\S+ \((higher|lower) is', re.S
+)
 UNCHANGING = ("name", "description", "seeds", "baseline", "variants")  # keys of a recipe that don't affect a run
 
 Section = tuple[Comparison, Sequence[Run]]
@@ -37,8 +42,7 @@ def write_report(paths: Sequence[Path], output: Path) -> Path:
     """
     if output.suffix not in (".html", ".md"):
         raise InputError(f"{output}: the name of a report must end in .html, or in .md for the tables alone")
-    own = (b'<meta name="generator" content="unforced">', b"| variant |")
-    if output.is_file() and output.stat().st_size and not any(mark in output.read_bytes() for mark in own):
+    if output.is_file() and output.stat().st_size and not OWN.match(output.read_bytes()):
         raise InputError(f"{output} exists and is not a report; choose another name or remove it")
     sections = _sections(paths)
     if output.suffix == ".html":
@@ -47,35 +51,42 @@ def write_report(paths: Sequence[Path], output: Path) -> Path:
         for comparison, _ in sections:
             if not comparison.rows:
                 raise InputError(f"{comparison.name} has no scores to tabulate; run `unforced evaluate` first")
-        text = "\n".join(comparison_markdown(comparison) for comparison, _ in sections)
+        titles = [f"## {comparison.name}\n\n" if len(sections) > 1 else "" for comparison, _ in sections]
+        text = "\n".join(title + comparison_markdown(comparison) for title, (comparison, _) in zip(titles, sections))
     replace_bytes(output, text.encode())
     return output
 
 
-def write_comparison_page(folder: Path, comparison: Comparison, runs: Sequence[Run]) -> Path:
-    """Write ``report.html`` about a comparison into its folder."""
+def write_comparison_page(folder: Path, comparison: Comparison, runs: Sequence[Run], running: bool = False) -> Path:
+    """Write ``report.html`` about a comparison into its folder; a page about a ``running`` one reloads itself."""
     page = folder / "report.html"
-    replace_bytes(page, render([(comparison, runs)]).encode())
+    replace_bytes(page, render([(comparison, runs)], reload=running).encode())
     return page
 
 
 def _sections(paths: Sequence[Path]) -> list[Section]:
-    """Read the sections of a page: each comparison has one, all other runs share one."""
+    """Read the sections of a page: one for each comparison, and one for each task of all other runs."""
     comparisons = [path for path in paths if (path / "comparison.json").is_file()]
     sections: list[Section] = [read_comparison_folder(path) for path in comparisons]
-    if runs := read_runs([path for path in paths if path not in comparisons]):
+    groups = read_runs([path for path in paths if path not in comparisons])
+    names = [", ".join(dict.fromkeys(run.name for run in runs)) for runs in groups]
+    for name, runs in zip(names, groups):
+        folders = [str(run.path) for run in runs]
         descriptions = {run.recipe.get("description", "") for run in runs}
-        command = shlex.join(["unforced", "report", *(str(run.path) for run in runs)])
-        name = ", ".join(dict.fromkeys(run.name for run in runs))
-        description = descriptions.pop() if len(descriptions) == 1 else ""
-        sections.append((summarize(runs, name=name, description=description, command=command), runs))
+        comparison = summarize(
+            runs,
+            name=name if names.count(name) == 1 else f"{name} ({', '.join(folders)})",
+            description=descriptions.pop() if len(descriptions) == 1 else "",
+            command=shlex.join(["unforced", "report", *folders]),
+        )
+        sections.append((comparison, runs))
     if not sections:
         raise InputError("there is no run to report on; name at least one run folder")
     return sections
 
 
-def render(sections: Sequence[Section]) -> str:
-    """Return the text of the page."""
+def render(sections: Sequence[Section], *, reload: bool = False) -> str:
+    """Return the text of the page, which may reload every 30 seconds."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -89,13 +100,13 @@ def render(sections: Sequence[Section]) -> str:
     template = environment.get_template("comparison.html.jinja")
     contents = [_contents(comparison, runs, prefix=f"s{i}-") for i, (comparison, runs) in enumerate(sections)]
     names = [comparison.name for comparison, _ in sections]
-    colours = max(len(each["variants"]) for each in contents)
     return environment.get_template("report.html.jinja").render(
         title=", ".join(names) if len(names) > 1 else f"{names[0]}: {', '.join(contents[0]['variants'])}",
-        complete=all(comparison.complete for comparison, _ in sections),
-        colours=palette(colours),
-        dark_colours=palette(colours, dark=True),
-        sections=[Markup(template.render(each)) for each in contents],
+        reload=reload,
+        colours=COLOURS,
+        dark_colours=DARK_COLOURS,
+        swatches=[css_line(i) for i in range(max(len(comparison.variants) for comparison, _ in sections))],
+        sections=[Markup(template.render(each, reload=reload)) for each in contents],
     )
 
 
@@ -103,24 +114,34 @@ def _contents(comparison: Comparison, runs: Sequence[Run], *, prefix: str) -> di
     """Return the variables of the template of a section; ``prefix`` begins the ids of its figures."""
     from markupsafe import Markup
 
-    variants = list(dict.fromkeys(run.label for run in runs))
+    started = {run.label for run in runs}
+    variants = [variant for variant in comparison.variants if variant in started]
     return {
         "comparison": comparison,
-        "changes": Markup(inline_changes(comparison, variants, f"{prefix}changes")),
+        "unfinished": _unfinished(comparison),
+        "verdicts": verdicts(comparison),
+        "changes": Markup(inline_changes(comparison, f"{prefix}changes")),
         "tables": comparison_tables(comparison),
         "notes": comparison_notes(comparison),
         "variants": variants,
-        "colours": {variant: i for i, variant in enumerate(variants)},
+        "colours": {variant: i for i, variant in enumerate(comparison.variants)},
         "settings": differing_settings(runs, variants),
-        "curves": [Markup(svg) for svg in learning_curves(runs, variants, prefix)],
+        "curves": [Markup(svg) for svg in learning_curves(runs, comparison.variants, prefix)],
         "logged": objective_metrics(runs, variants),
-        "by_length": [(decoder, Markup(svg)) for decoder, svg in _length_curves(comparison, variants, prefix)],
+        "by_length": [(decoder, Markup(svg)) for decoder, svg in _length_curves(comparison, prefix)],
         "galleries": galleries(runs, variants, comparison),
         "runs": _run_table(runs, comparison),
         "recipes": {run.label: run.recipe_text for run in reversed(runs)},
         "versions": _versions(runs),
         "data": _data(runs),
     }
+
+
+def _unfinished(comparison: Comparison) -> str:
+    """Return how many runs have not ended, by state; empty if all have."""
+    states = [run.state for run in comparison.runs]
+    counts = {state: states.count(state) for state in ("running", "interrupted", "waiting")}
+    return ", ".join(f"{count} {state}" for state, count in counts.items() if count)
 
 
 def learning_curves(runs: Sequence[Run], variants: Sequence[str], prefix: str = "") -> list[str]:
@@ -155,7 +176,7 @@ def objective_metrics(runs: Sequence[Run], variants: Sequence[str]) -> TextTable
     return TextTable("", ("variant", *keys), tuple(rows) if keys else (), (False, *(True for _ in keys)))
 
 
-def _length_curves(comparison: Comparison, variants: Sequence[str], prefix: str) -> list[tuple[str, str]]:
+def _length_curves(comparison: Comparison, prefix: str) -> list[tuple[str, str]]:
     """Return a figure of the first metric by length for each decoder."""
     if not comparison.lengths:
         return []
@@ -169,7 +190,9 @@ def _length_curves(comparison: Comparison, variants: Sequence[str], prefix: str)
             if row.decoder == decoder and measure in row.cells:
                 points = [(x, y) for x, y in zip(middles, row.cells[measure].by_length) if y is not None]
                 curves.append(Curve(row.variant, [x for x, _ in points], [y for _, y in points]))
-        figures.append((decoder, inline_curves(curves, variants, x=label, y=measure, name=f"{prefix}length{i}")))
+        figures.append(
+            (decoder, inline_curves(curves, comparison.variants, x=label, y=measure, name=f"{prefix}length{i}"))
+        )
     return figures
 
 

@@ -84,23 +84,19 @@ def comparison_tables(comparison: Comparison) -> tuple[TextTable, ...]:
 
 
 def _metric_table(comparison: Comparison, measure: Measure) -> TextTable:
-    chosen = [(row, row.cells[measure.name]) for row in comparison.rows if measure.name in row.cells]
+    chosen = _tabulated(comparison, measure)
     places = decimals(cell.mean for _, cell in chosen)
     title, required = f"{measure.name} ({'higher' if measure.higher_is_better else 'lower'} is better", {0, 1, 2}
-    if _independent_of_decoder(chosen):
-        firsts: dict[str, tuple[Row, Cell]] = {}
-        for row, cell in chosen:
-            firsts.setdefault(row.variant, (replace(row, decoder=DASH), cell))
-        chosen = list(firsts.values())
+    if any(row.decoder == DASH for row, _ in chosen):
         title, required = f"{title}; the same with every decoder", {0, 2}
     several_seeds, costs = len(comparison.seeds) > 1, _costs_differ(comparison)
-    level = _percent(comparison.level)
+    level = per_cent(comparison.level)
     header = (
         "variant",
         "decoder",
         "score",
         f"{level} interval",
-        "best dev seed",
+        _chosen_seed(comparison),
         "change",
         f"{level} interval of change",
         "p-value",
@@ -129,12 +125,21 @@ def _metric_table(comparison: Comparison, measure: Measure) -> TextTable:
     )
 
 
-def _independent_of_decoder(chosen: Sequence[tuple[Row, Cell]]) -> bool:
-    """Whether there are several decoders and all have the same scores, as with a metric of the model."""
-    scores: dict[str, list[dict[str, float | None]]] = {}
-    for row, cell in chosen:
-        scores.setdefault(row.variant, []).append(cell.scores)
-    return len(chosen) > len(scores) and all(each.count(each[0]) == len(each) for each in scores.values())
+def _tabulated(comparison: Comparison, measure: Measure) -> list[tuple[Row, Cell]]:
+    """Return the rows of a metric; one a variant, with a dash for its decoder, if scores are equal for all decoders."""
+    found = [(row, row.cells[measure.name]) for row in comparison.rows if measure.name in row.cells]
+    by_variant: dict[str, list[tuple[Row, Cell]]] = {}
+    for row, cell in found:
+        by_variant.setdefault(row.variant, []).append((row, cell))
+    if len(found) > len(by_variant) and all(
+        cell.scores == mine[0][1].scores for mine in by_variant.values() for _, cell in mine
+    ):
+        return [(replace(mine[0][0], decoder=DASH), mine[0][1]) for mine in by_variant.values()]
+    return found
+
+
+def _chosen_seed(comparison: Comparison) -> str:
+    return f"{comparison.split} score of best dev seed"
 
 
 def length_table(comparison: Comparison) -> TextTable:
@@ -157,21 +162,20 @@ def comparison_notes(comparison: Comparison) -> tuple[str, ...]:
     several = len(seeds) > 1
     count = "" if comparison.examples is None else f" of {comparison.examples} examples"
     spread = "mean ± standard deviation over seeds" if several else "one run, seed"
-    resampled = "test examples and seeds" if several else "test examples (there is one seed)"
     notes = [f"score: {comparison.split} split{count}, {spread} {', '.join(map(str, seeds))}."]
     if comparison.bootstrap_samples:
-        level, samples = _percent(comparison.level), comparison.bootstrap_samples
-        notes.append(f"{level} interval: percentile bootstrap of the mean over {resampled}, {samples} samples.")
+        notes.append(interval_note(comparison))
     if several and any(cell.best is not None for row in comparison.rows for cell in row.cells.values()):
         notes.append(
-            f"best dev seed: {comparison.split} score of the seed with the best development score (first metric, same "
-            "decoder)."
+            f"{_chosen_seed(comparison)}: the {comparison.split} score of the seed whose development score (first "
+            "metric, same decoder) is best."
         )
     if comparison.permutations:
         notes.append(
-            f"change and p-value: against {baseline} with the same decoder, over {resampled}. The interval is a paired "
-            f"bootstrap, the p-value a two-sided approximate randomisation test with {comparison.permutations} "
-            "permutations, not corrected for multiple comparisons."
+            f"change and p-value: against {baseline} with the same decoder, over test examples"
+            f"{' and seeds' if several else ''}. The interval is a paired bootstrap, the p-value a two-sided approximate "
+            f"randomisation test with {comparison.permutations} permutations, not corrected for multiple comparisons. "
+            "The sentences on winners are: they multiply p-values by the number of tests of the metric (Bonferroni)."
         )
     if _costs_differ(comparison):
         notes.append(
@@ -195,13 +199,104 @@ def comparison_notes(comparison: Comparison) -> tuple[str, ...]:
     return (*notes, *comparison.notes)
 
 
-def _percent(share: float) -> str:
+def interval_note(comparison: Comparison) -> str:
+    """Return how the intervals were computed, with the part that seeds add."""
+    seeds = len(comparison.seeds)
+    of_seeds = (
+        f" Variance between the {seeds} seeds that the examples do not explain is added, scaled up for their small "
+        "number; with few seeds it can be the larger part."
+        if seeds > 1
+        else " There is one seed, so it is about this trained model only."
+    )
+    return (
+        f"{per_cent(comparison.level)} interval: percentile bootstrap over the {comparison.split} examples, "
+        f"{comparison.bootstrap_samples} samples.{of_seeds} Bounds stay within the metric's range."
+    )
+
+
+def per_cent(share: float) -> str:
+    """Return a share as text.
+
+    >>> per_cent(0.95)
+    '95 %'
+    """
     return f"{share:.0%}".replace("%", " %")
 
 
 def _costs_differ(comparison: Comparison) -> bool:
     """Whether any variant but the baseline has a cost."""
     return any(row.cost is not None and row.variant != comparison.baseline for row in comparison.rows)
+
+
+# Changes against the baseline, and who won
+
+
+class Change(NamedTuple):
+    """The score of a variant with a decoder minus the baseline's."""
+
+    variant: str
+    decoder: str  # a dash if scores are equal for all decoders
+    score: float
+    value: float
+    low: float
+    high: float
+    p_value: float
+    cost: float | None  # training time relative to the baseline's
+
+
+def changes(comparison: Comparison, measure: Measure) -> list[Change]:
+    """Return the changes in the order of the table; there are none before all runs have ended."""
+    found = []
+    for row, cell in _tabulated(comparison, measure):
+        numbers = (cell.mean, cell.difference, cell.difference_low, cell.difference_high, cell.p_value)
+        known = [each for each in numbers if each is not None]
+        if len(known) == len(numbers):
+            score, value, low, high, p_value = known
+            found.append(Change(row.variant, row.decoder, score, value, low, high, p_value, row.cost))
+    return found
+
+
+def verdicts(comparison: Comparison) -> list[str]:
+    """Return a sentence for each metric that says which variant wins; none before the changes are tested."""
+    return [
+        _verdict(comparison, measure, found)
+        for measure in comparison.measures
+        if (found := changes(comparison, measure))
+    ]
+
+
+def _verdict(comparison: Comparison, measure: Measure, found: Sequence[Change]) -> str:
+    """Name the best score among the variants that differ from the baseline for the better, beyond chance."""
+    name, baseline, sign = measure.name, comparison.baseline, 1 if measure.higher_is_better else -1
+    certain = [change for change in found if change.p_value * len(found) < 1 - comparison.level]
+    better = [change for change in certain if sign * change.value > 0]
+    if not certain:
+        return f"no variant differs from {baseline} in {name} beyond chance."
+    if not better:
+        return f"no variant beats {baseline} in {name}; {_are(change.variant for change in certain)} worse."
+    best = max(better, key=lambda change: sign * change.score)
+    places = decimals(row.cells[name].mean for row in comparison.rows if name in row.cells)
+    words = f"{best.variant} wins {name}" + (f" with {best.decoder}: " if best.decoder != DASH else ": ")
+    words += (
+        f"{number(best.value, places, sign=True)} {bounds(best.low, best.high, places, sign=True)} against {baseline}"
+    )
+    if best.cost is not None:
+        times = number(best.cost, 1)
+        words += ", at the same training cost" if times == "1.0" else f", at {times} times its training cost"
+    same = [change for change in found if change.decoder == best.decoder and change.variant != best.variant]
+    if close := [change.variant for change in same if best.low <= change.value <= best.high]:
+        words += f"; {_are(close)} within this interval"
+    return f"{words}."
+
+
+def _are(names: Iterable[str]) -> str:
+    """Join names as the subject of a sentence, with its verb.
+
+    >>> _are(["a"]), _are(["a", "b", "a", "c"])
+    ('a is', 'a, b and c are')
+    """
+    *first, last = dict.fromkeys(names)
+    return f"{', '.join(first)} and {last} are" if first else f"{last} is"
 
 
 # Output
@@ -217,7 +312,8 @@ def comparison_markdown(comparison: Comparison) -> str:
         lines = [table.header, rule, *table.rows]
         parts.append(f"{table.title}\n")
         parts.append("\n".join(f"| {' | '.join(_escape(cell) for cell in line)} |" for line in lines) + "\n")
-    parts.append("\n".join(f"- {_escape(note)}" for note in comparison_notes(comparison)))
+    notes = [*verdicts(comparison), *comparison_notes(comparison)]
+    parts.append("\n".join(f"- {_escape(note)}" for note in notes))
     return "\n".join(parts) + "\n"
 
 
@@ -226,25 +322,59 @@ def _escape(text: str) -> str:
 
 
 def print_comparison(comparison: Comparison, file: TextIO | None = None) -> None:
-    """Print the tables and their notes; in plain text of any width if the output is no terminal."""
-    from rich import box
+    """Print the tables, their notes, and who won."""
+    console = _console(file)
+    for table in comparison_tables(comparison):
+        _print_grid(console, table)
+    for note in comparison_notes(comparison):
+        console.print(f"  {note}", soft_wrap=True, markup=False)
+    for number, verdict in enumerate(verdicts(comparison)):
+        console.print(f"{'' if number else chr(10)}{verdict}", soft_wrap=True, markup=False)
+
+
+def print_evaluation(comparison: Comparison, file: TextIO | None = None) -> None:
+    """Print the scores of one run in one table."""
+    rows = [
+        (
+            row.decoder,
+            measure.name,
+            number(cell.mean, decimals([cell.mean])),
+            bounds(cell.low, cell.high, decimals([cell.mean])),
+            "higher" if measure.higher_is_better else "lower",
+        )
+        for row in comparison.rows
+        for measure in comparison.measures
+        if (cell := row.cells.get(measure.name))
+    ]
+    title = f"{comparison.name}: {comparison.split} split, {comparison.examples} examples"
+    header = ("decoder", "metric", "score", f"{per_cent(comparison.level)} interval", "better")
+    console = _console(file)
+    _print_grid(console, TextTable(title, header, tuple(rows), (False, False, True, True, False)))
+    console.print(f"  {interval_note(comparison)}", soft_wrap=True, markup=False)
+
+
+def _console(file: TextIO | None) -> Any:
+    """Return a console; plain text of any width if the output is no terminal."""
     from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
 
     console = Console(file=file, highlight=False)
     if not console.is_terminal:
         console.width = 240
-    for table in comparison_tables(comparison):
-        grid = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-        for name, numeric in zip(table.header, table.numeric):
-            grid.add_column(Text(name), justify="right" if numeric else "left", overflow="fold")
-        for row in table.rows:
-            grid.add_row(*map(Text, row))
-        console.print(Text(f"\n{table.title}"))
-        console.print(grid)
-    for note in comparison_notes(comparison):
-        console.print(Text(f"  {note}"), soft_wrap=True)
+    return console
+
+
+def _print_grid(console: Any, table: TextTable) -> None:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for name, numeric in zip(table.header, table.numeric):
+        grid.add_column(Text(name), justify="right" if numeric else "left", overflow="fold")
+    for row in table.rows:
+        grid.add_row(*map(Text, row))
+    console.print(Text(f"\n{table.title}"))
+    console.print(grid)
 
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

@@ -292,6 +292,19 @@ class RunFolder:
         finally:
             os.close(handle)
 
+    def locked(self) -> bool:
+        """Return whether a process is writing to the run."""
+        import fcntl
+
+        if not (self.path / "lock").is_file():
+            return False
+        with open(self.path / "lock") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except OSError:
+                return True
+        return False
+
     def check_content(self, resume: bool) -> None:
         """Raise `InputError` if the folder holds anything, or with ``resume`` anything but a run."""
         if self.path.exists() and not self.path.is_dir():
