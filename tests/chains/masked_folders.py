@@ -3,7 +3,6 @@
 import io
 import json
 import sys
-from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -77,10 +76,12 @@ def conditional_run(root: Path) -> Path:
     return write_run(root / "conditional", task, model)
 
 
-@cache
-def all_folders(factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with one model of each kind, which is made once."""
-    folder = factory.mktemp("masked")
+def all_folders(base: Path) -> Path:
+    """Return a folder below ``base`` with one model of each kind; it is made once."""
+    folder = base / "masked"
+    if folder.exists():
+        return folder
+    folder.mkdir()
     language_run(folder)
     language_run(folder, "bpe")
     palindrome_run(folder)

@@ -22,7 +22,7 @@ from unforced.errors import InputError
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return all_folders(tmp_path_factory)
+    return all_folders(tmp_path_factory.getbasetemp())
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,7 @@ from unforced.tasks.tokenization import TextCoder
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return all_folders(tmp_path_factory)
+    return all_folders(tmp_path_factory.getbasetemp())
 
 
 LINES = {
