@@ -36,7 +36,7 @@ class Corpus:
     target_tokens: int
 
     def path(self, file: str) -> Path:
-        """Return the path of vocabulary.txt, or of train, dev or grouped (``_grouped``) with suffix .de, .en or .tsv."""
+        """Return the path of vocabulary.txt, or of train, dev or grouped with the suffix .de, .en or .tsv."""
         return Path(self.folder) / file
 
     def pairs(self, split: str) -> list[tuple[list[str], list[str]]]:

@@ -33,7 +33,13 @@ UPDATES = 1500  # the rate of rejections, and so the cost of a step, depends on 
 FASTER, SCORING, FLAT = 10.0, 1.5, 1.25  # the targets
 MINUTES, GIGABYTES = 10.0, 4.0
 BATCH = 32  # sentences scored together
-SIZES = {"vocab_size": 30_522, "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024}  # fmt: skip
+SIZES = {
+    "vocab_size": 30_522,
+    "hidden_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "intermediate_size": 1024,
+}
 PIECES = 2000  # few, so that many words have several
 MINICONS = HERE / ".venv-minicons" / "bin" / "python"
 
@@ -49,11 +55,15 @@ def run(*, quick: bool, threads: int) -> dict:
     found, versions = _scoring(data, quick, threads)
     rows += [*found, *_memory(data), *_partition(quick, threads)]
     settings = {
-        "model": f"masked Transformer, 4 layers, 256 wide, {data.vocabulary} pieces, after {updates} updates of masked_lm",
+        "model": f"masked Transformer, 4 layers, 256 wide, {data.vocabulary} pieces,"
+        f" after {updates} updates of masked_lm",
         "sentences": f"{SENTENCES} of {LENGTH} pieces, from {data.name}",
-        "plain loop": "Goyal (2021), Algorithm 4, with the energy of the present state kept: one forward pass per masked position, sentence by sentence",
-        "scored model": "BERT-mini's sizes (4 layers, 256 wide, 30,522 pieces), random weights; a WordPiece tokenizer of 2,000 pieces trained on the text",
-        "scoring": f"{BATCH} sentences at a time, from text to pseudo-log-likelihood; minicons with its fastest of several batch sizes",
+        "plain loop": "Goyal (2021), Algorithm 4, with the energy of the present state kept:"
+        " one forward pass per masked position, sentence by sentence",
+        "scored model": "BERT-mini's sizes (4 layers, 256 wide, 30,522 pieces), random weights;"
+        " a WordPiece tokenizer of 2,000 pieces trained on the text",
+        "scoring": f"{BATCH} sentences at a time, from text to pseudo-log-likelihood;"
+        " minicons with its fastest of several batch sizes",
     }
     return {"rows": rows, "settings": settings, "versions": versions}
 

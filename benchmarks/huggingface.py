@@ -43,10 +43,10 @@ def run(*, quick: bool, threads: int) -> dict:
         "rows": rows,
         "versions": {"transformers": transformers.__version__},
         "settings": {
-            "search": f"beam {BEAM}, {FORCED} tokens forced, sources of {SOURCE} tokens, length penalty 1, one output, float32;"
-            " weights are random, so outputs mean nothing; equal outputs of both sides are counted",
-            "training": f"T5-small's shape, batches of {ROWS} pairs of up to {SOURCE} and {TARGET} tokens, fused AdamW, float32,"
-            " no dropout in either",
+            "search": f"beam {BEAM}, {FORCED} tokens forced, sources of {SOURCE} tokens, length penalty 1, one output,"
+            " float32; weights are random, so outputs mean nothing; equal outputs of both sides are counted",
+            "training": f"T5-small's shape, batches of {ROWS} pairs of up to {SOURCE} and {TARGET} tokens, fused AdamW,"
+            " float32, no dropout in either",
             "rounds": f"{2 if quick else 9}, after one to warm up",
         },
     }

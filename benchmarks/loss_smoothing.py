@@ -36,7 +36,8 @@ def run(*, quick: bool, threads: int) -> dict:
             "models": f"LSTM 256 with Bahdanau attention and Transformer 3+3, 256 wide, {data.vocabulary} pieces,"
             f" {updates} and {updates // 3} updates of cross-entropy before, float32, dropout on",
             "data": f"{data.name}, {len(batches)} batches of {corpus.BATCH} pairs of similar length, one per turn",
-            "token smoothing": f"co-occurrence vectors, the nearest {_token().nearest} words, α 0.5; the model's own vectors change"
+            "token smoothing": f"co-occurrence vectors, the nearest {_token().nearest} words, α 0.5;"
+            " the model's own vectors change"
             " with every update, so near words are looked up at each",
             "sequence smoothing": "Hamming, V_sub the batch's tokens, one sample, fed instead of the target (α 1)",
             "rounds": f"{rounds}, after one to warm up",

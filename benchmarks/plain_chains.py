@@ -1,7 +1,7 @@
 """Metropolis-Hastings by Algorithm 4 of Goyal (2021): sentence by sentence, one forward pass per masked position.
 
-Unlike the algorithm, it keeps the energy of the present state between steps. It uses the random numbers of the library's
-kernel, so both must return the same sequences.
+Unlike the algorithm, it keeps the energy of the present state between steps. It uses the random numbers of the
+library's kernel, so both must return the same sequences.
 """
 
 from typing import Any

@@ -10,8 +10,9 @@ from typing import Any
 PACKAGES = ("unforced", "torch", "accelerate", "transformers", "tokenizers", "numpy")
 HEADER = """# Results
 
-Written by `python benchmarks/run.py`; do not edit. A ratio is the median of its rounds. Square brackets have its 95 % interval (in
-newer results), round brackets the smallest and the largest round. [benchmarks/README.md](../README.md) describes the comparisons.
+Written by `python benchmarks/run.py`; do not edit. A ratio is the median of its rounds. Square brackets have its 95 %
+interval (in newer results), round brackets the smallest and the largest round. The comparisons are described in
+[benchmarks/README.md](../README.md).
 """
 
 

@@ -1,6 +1,6 @@
-"""Compare updates of scheduled sampling (sequential, relaxed, parallel) with those of teacher forcing on the same model.
+"""Compare updates of scheduled sampling with those of teacher forcing on the same model.
 
-An update is forward, backward and AdamW, on batches of similar length, of a trained model.
+The forms are sequential, relaxed and parallel. An update is forward, backward and AdamW, on batches of similar length, of a trained model.
 """
 
 import itertools

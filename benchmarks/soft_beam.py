@@ -53,10 +53,12 @@ def run(*, quick: bool, threads: int) -> dict:
     return {
         "rows": rows,
         "settings": {
-            "models": f"LSTM 256 with Bahdanau attention, {updates} updates of cross-entropy before, and Transformer 3+3, 256 wide,"
-            f" {updates // 3} updates before, float32, dropout on",
-            "data": f"{data.name}, {corpus.BATCH} pairs with targets of {LENGTH} tokens; 16, 64 and 30 tokens are running text",
-            "soft beam": f"direct loss, local scores, K 3, α {ALPHA:g}, keep 64, tolerance 1e-4, unless stated otherwise",
+            "models": f"LSTM 256 with Bahdanau attention, {updates} updates of cross-entropy before,"
+            f" and Transformer 3+3, 256 wide, {updates // 3} updates before, float32, dropout on",
+            "data": f"{data.name}, {corpus.BATCH} pairs with targets of {LENGTH} tokens;"
+            " 16, 64 and 30 tokens are running text",
+            "soft beam": f"direct loss, local scores, K 3, α {ALPHA:g}, keep 64, tolerance 1e-4,"
+            " unless stated otherwise",
             "rounds": f"{rounds}, after one to warm up",
             "memory": "peak of allocated bytes in forward and backward, by PyTorch's profiler",
         },

@@ -16,8 +16,8 @@ from unforced.types import Progress
 def update(model, objective, batches: list, *, single: bool = False) -> Callable[[], float]:
     """Return a turn, which makes one update on each batch and returns milliseconds per update.
 
-    With ``single`` a turn is one update, on the next batch. Other load on the machine then affects a few of many ratios,
-    so small differences can be measured.
+    With ``single`` a turn is one update, on the next batch. Other load on the machine then affects a few of many
+    ratios, so small differences can be measured.
     """
     mine = copy.deepcopy(model).train()
     optimizer = torch.optim.AdamW(mine.parameters(), lr=1e-7, fused=True)

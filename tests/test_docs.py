@@ -90,7 +90,8 @@ def test_skeleton_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 SHORT = {
-    "compare streaming_g2p": "--seeds 1 --variants cross_entropy,continued task.train_limit=60 task.dev_limit=4 task.test_limit=4 training.steps=2",
+    "compare streaming_g2p": "--seeds 1 --variants cross_entropy,continued training.steps=2"
+    " task.train_limit=60 task.dev_limit=4 task.test_limit=4",
     "train g2p": "task.train_limit=200 task.test_limit=8 training.steps=2",
     **{f"train {name}": "model.width=16 training.steps=2" for name in ("pairs", "language", "masked")},
     "train": "training.steps=2",

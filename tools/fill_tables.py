@@ -2,9 +2,9 @@
 
     python tools/fill_tables.py [--check]
 
-The text between `<!-- table: PATH -->` and `<!-- end table -->` is replaced by the file at PATH, relative to the root of
-the project. `<!-- table: PATH METRIC -->` copies the table of one metric, `<!-- table: PATH METRIC DECODER,… -->` its rows
-of some decoders. `--check` changes nothing and exits with code 1 if a page is out of date.
+The text between `<!-- table: PATH -->` and `<!-- end table -->` is replaced by the file at PATH, relative to the root
+of the project. `<!-- table: PATH METRIC -->` copies the table of one metric, `<!-- table: PATH METRIC DECODER,… -->`
+its rows of some decoders. `--check` changes nothing and exits with code 1 if a page is out of date.
 """
 
 import re

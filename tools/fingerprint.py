@@ -4,9 +4,10 @@
     python tools/fingerprint.py check [SECTION ...]     compare with them; exit code 1 if anything differs
     python tools/fingerprint.py --list                  list the sections
 
-The hashes cover raw bytes computed on one thread, so they hold for the processor and the library versions that recorded
-them. The file is not in the repository: record it before a refactoring, and check after each step. Cases are in tools/fingerprint.toml. They use public names only: files, modules, parameters and metrics may be
-moved or renamed, the numbers may not change. What raises an ``InputError`` is recorded as "refused".
+The hashes cover raw bytes computed on one thread, so they hold for the processor and the library versions that
+recorded them. The file is not in the repository: record it before a refactoring, and check after each step. Cases are
+in tools/fingerprint.toml. They use public names only: files, modules, parameters and metrics may be moved or renamed,
+the numbers may not change. What raises an ``InputError`` is recorded as "refused".
 """
 
 import argparse

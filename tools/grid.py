@@ -2,9 +2,9 @@
 
     python tools/grid.py RECIPE VARIANT RUNS --try KEY VALUE... [--try KEY VALUE...] [--seed N] [--output TABLE]
 
-Keys and values are those of ``unforced train``. RUNS is the root of ``unforced compare``, which must have trained the variants
-that this one needs. Runs go to RUNS/RECIPE/grid; finished ones are kept and interrupted ones continued. The table has all
-runs in that folder; it goes to results/tuning_RECIPE.md by default. Test data are never read.
+Keys and values are those of ``unforced train``. RUNS is the root of ``unforced compare``, which must have trained the
+variants that this one needs. Runs go to RUNS/RECIPE/grid; finished ones are kept and interrupted ones continued. The
+table has all runs in that folder; it goes to results/tuning_RECIPE.md by default. Test data are never read.
 """
 
 import argparse
@@ -76,17 +76,17 @@ def main() -> int:
     parser.add_argument("--try", dest="tried", nargs="+", action="append", default=[], metavar=("KEY", "VALUE"))
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--output", type=Path)
-    words = parser.parse_args()
-    recipe = load(words.recipe)
-    folder = words.runs / recipe.name
+    args = parser.parse_args()
+    recipe = load(args.recipe)
+    folder = args.runs / recipe.name
     try:
-        for changes in grid(words.tried):
-            print(words.variant, *changes, file=sys.stderr)
-            train_setting(words.recipe, words.variant, folder, changes, words.seed)
+        for changes in grid(args.tried):
+            print(args.variant, *changes, file=sys.stderr)
+            train_setting(args.recipe, args.variant, folder, changes, args.seed)
     except InputError as error:
         print(error, file=sys.stderr)
         return 2
-    output = words.output or ROOT / "results" / f"tuning_{recipe.name}.md"
+    output = args.output or ROOT / "results" / f"tuning_{recipe.name}.md"
     output.write_text(table(recipe, folder), encoding="utf-8")
     return 0
 

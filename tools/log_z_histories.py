@@ -1,11 +1,11 @@
-"""Measure whether log Z tells right histories of a tagger from wrong ones.
+"""Measure whether log Z distinguishes right histories of a tagger from wrong ones.
 
     python tools/log_z_histories.py RUN... [--split dev] [--output results/log_z_histories.md]
 
-RUN are run folders of taggers. After every reference history, the reference tag is compared with its rival, the wrong tag
-with the highest score. The table says how often the reference tag has the higher score, how log Z of the next step differs
-between the two, and how often the reference tag is ahead when this difference is added. Raw scores of all continuations of a
-tag sum to exactly this; log-probabilities of them sum to zero.
+RUN are run folders of taggers. After every reference history, the reference tag is compared with its rival, the wrong
+tag with the highest score. The table says how often the reference tag has the higher score, how log Z of the next
+step differs between the two, and how often the reference tag is ahead when this difference is added. Raw scores of
+all continuations of a tag sum to exactly this; log-probabilities of them sum to zero.
 """
 
 import argparse
@@ -26,7 +26,7 @@ ROWS = 128
 
 @torch.no_grad()
 def rivalry(model: Any, batch: Batch) -> Tensor:
-    """Return [N,2] differences of scores and of the next step's log Z between reference tag and rival, of all but last tags."""
+    """Return [N,2] differences of scores and of the next log Z between reference tag and rival, without last tags."""
     state, found, rival, margin = model.start(batch), [], None, None
     for t in range(batch.prefix.shape[1]):
         features, after = model.advance(state, model.embed(batch.prefix[:, t : t + 1]))
@@ -61,17 +61,18 @@ def main() -> int:
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--split", choices=["train", "dev", "test"], default="dev")
     parser.add_argument("--output", type=Path, default=ROOT / "results" / "log_z_histories.md")
-    words = parser.parse_args()
+    args = parser.parse_args()
     try:
-        rows = [row(run, words.split) for run in words.runs]
+        rows = [row(run, args.split) for run in args.runs]
     except InputError as error:
         print(error, file=sys.stderr)
         return 2
     header = [
-        "| comparison | run | reference tag ahead, % | its log Z − its rival's, mean ± sd | ahead with log Z added, % | tags |",
+        "| comparison | run | reference tag ahead, % | its log Z − its rival's, mean ± sd |"
+        " ahead with log Z added, % | tags |",
         "| --- | --- | ---: | ---: | ---: | ---: |",
     ]
-    words.output.write_text("\n".join([*header, *rows, "", f"{words.split} data."]) + "\n", encoding="utf-8")
+    args.output.write_text("\n".join([*header, *rows, "", f"{args.split} data."]) + "\n", encoding="utf-8")
     return 0
 
 

@@ -2,8 +2,8 @@
 
     python tools/projection_figure.py RUNS
 
-RUNS is the folder of the comparisons energy_projection and energy_projection_phonemes, or of one of them. The figure goes to
-docs/figures/projection.svg, with a panel for each.
+RUNS is the folder of the comparisons energy_projection and energy_projection_phonemes, or of one of them. The figure
+goes to docs/figures/projection.svg, with a panel for each.
 """
 
 import argparse
@@ -32,7 +32,8 @@ LABELS = {
 def panel(comparison: Comparison, title: str, strings: int, truth: float | None) -> Panel:
     """Return a panel with a line for each objective, over the number of training strings.
 
-    Horizontal lines show the masked model, which was trained on ``strings`` strings, and the true distribution if known.
+    Horizontal lines show the masked model, which was trained on ``strings`` strings, and the true distribution if
+    known.
     """
     points: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for row in comparison.rows:

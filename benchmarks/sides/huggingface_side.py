@@ -1,9 +1,9 @@
 """Train with Hugging Face's ``Seq2SeqTrainer`` on the shared corpus, with a model of the same shape.
 
-The Transformer is Pegasus with our sizes: layer normalisation before each block, sinusoidal positions, one embedding for
-source, target and output. ``transformers`` has no LSTM of this kind, so the trainer gets a plain module. Its settings
-are the fastest here: fused AdamW, batches grouped by length, a collator that only pads, and no worker processes (the
-data are in memory). Logging, evaluation and saving are off.
+The Transformer is Pegasus with our sizes: layer normalisation before each block, sinusoidal positions, one embedding
+for source, target and output. ``transformers`` has no LSTM of this kind, so the trainer gets a plain module. Its
+settings are the fastest here: fused AdamW, batches grouped by length, a collator that only pads, and no worker
+processes (the data are in memory). Logging, evaluation and saving are off.
 """
 
 import sys

@@ -1,7 +1,8 @@
 """Train in turns: the part of a measured process that talks to ``harness.Side``.
 
-A measured process trains without end. After each turn it reports what it did and sleeps until the next one, so several
-processes can share the cores in turn without starting again. Standard library only: JoeyNMT's environment imports it too.
+A measured process trains without end. After each turn it reports what it did and sleeps until the next one, so
+several processes can share the cores in turn without starting again. Standard library only: JoeyNMT's environment
+imports it too.
 """
 
 import json
