@@ -41,9 +41,10 @@ class Paced(CrossEntropy):
 def prepare(chosen: dict) -> tuple[Pairs, Examples, PairCodec, nn.Module]:
     """Return the task, its training examples, its codec, and the model."""
     data = corpus.Corpus(**chosen["corpus"])
-    task = Pairs(
-        train=str(data.path("train.tsv")), dev=str(data.path("dev.tsv")), test=str(data.path("dev.tsv")), joint=True
-    )
+    files = {
+        split: str(data.path(f"{file}.tsv")) for split, file in (("train", "train"), ("dev", "dev"), ("test", "dev"))
+    }
+    task = Pairs(**files, source_tokens="words", target_tokens="words", joint=True)
     examples = task.read("train")
     codec = task.fit(examples)
     torch.manual_seed(1)

@@ -71,7 +71,7 @@ def palindrome_run(root: Path, scale: float = 0.4) -> Path:
 def conditional_run(root: Path) -> Path:
     pairs = root / "pairs.tsv"
     pairs.write_text("".join(f"{source}\t{target}\n" for source, target in PAIRS * 2))
-    task = {"name": "pairs", "train": str(pairs), "source_tokens": "characters"}
+    task = {"name": "pairs", "train": str(pairs), "source_tokens": "characters", "target_tokens": "words"}
     model = {"name": "conditional_masked", "encoder_layers": 1, "decoder_layers": 1, "longest": 6, **SMALL}
     return write_run(root / "conditional", task, model)
 

@@ -33,6 +33,8 @@ seeds = [1, 2]
 [task]
 name = "pairs"
 train = "{data}/train.tsv"
+source_tokens = "words"
+target_tokens = "words"
 dev = "{data}/dev.tsv"
 test = "{data}/test.tsv"
 measures = ["error_rate", "exact"]

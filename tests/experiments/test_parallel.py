@@ -34,6 +34,8 @@ seeds = [1]
 [task]
 name = "pairs"
 train = "{folder}/pairs.tsv"
+source_tokens = "words"
+target_tokens = "words"
 measures = ["exact"]
 [model]
 name = "lstm"

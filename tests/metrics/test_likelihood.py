@@ -187,7 +187,8 @@ def test_final_metrics_are_computed_on_the_test_split_only(tmp_path: Path) -> No
 # Mean and variance of log Z
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
-PAIRS = Pairs(train=str(FIXTURES / "text_pairs.tsv"), hold_out=0.2, log_z=True)
+WORDS = {"source_tokens": "words", "target_tokens": "words"}
+PAIRS = Pairs(train=str(FIXTURES / "text_pairs.tsv"), hold_out=0.2, log_z=True, **WORDS)  # type: ignore[arg-type]
 CONLL = {split: str(FIXTURES / "tagging" / f"{split}.conll") for split in ("train", "dev", "test")}
 TAGGING = Tagging(**CONLL, tag_column=2, comment_prefix="# text", min_count=1, log_z=True)  # type: ignore[arg-type]
 TASKS = [pytest.param(PAIRS, id="pairs"), pytest.param(TAGGING, id="tagging")]

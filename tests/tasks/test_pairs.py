@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+import unforced
 from unforced.errors import InputError
 from unforced.protocols import Codec, FittedTask, Task
+from unforced.recipes.fields import build, to_mapping
 from unforced.tasks.codecs import PairCodec
 from unforced.tasks.language import Language
 from unforced.tasks.pairs import Pairs
@@ -84,7 +86,14 @@ def test_dropped_examples_are_counted_with_reasons(tmp_path: Path) -> None:
 BAD = [
     ("empty.tsv", "", r"empty\.tsv has only 0 different examples"),
     ("keys.jsonl", '{"source": "a"}\n', r"keys\.jsonl:1: must be a JSON object with the key 'target'"),
-    ("type.jsonl", '{"source": "a", "target": 3}\n', r"type\.jsonl:1: 'target' must be a string"),
+    ("type.jsonl", '{"source": "a", "target": 3}\n', r"type\.jsonl:1: 'target' must be a string or a list of strings"),
+    ("empty.jsonl", '{"source": "a", "target": []}\n', r"empty\.jsonl:1: 'target' must be a string or a list"),
+    (
+        "chat.jsonl",
+        '{"messages": [{"role": "user"}]}\n',
+        r"chat\.jsonl:1: messages\[0\] must have a role and a content",
+    ),
+    ("three.tsv", "a\tb\tc\n", r"three\.tsv:1: .*got 3 \(task\.references is the number of further ones\)"),
     ("text.de", "a\n", "whose targets train_target names"),
 ]
 
@@ -111,7 +120,10 @@ def test_a_file_without_a_usable_example(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"dev_target": "x"}, "dev_target needs dev"),
-        ({"joint": True, "source_tokens": "bpe"}, "joint needs the same"),
+        ({"joint": True, "source_tokens": "words"}, "joint needs the same"),
+        ({"source_tokens": "pattern"}, "set both or none"),
+        ({"pattern": "."}, "set both or none"),
+        ({"target_tokens": "pattern", "pattern": "("}, "pattern is not a regular expression"),
         ({"joint": True, "source_size": 5}, "joint vocabulary"),
     ],
 )
@@ -122,6 +134,7 @@ def test_options_that_make_no_sense(options: dict, message: str) -> None:
 
 OPTIONS = [
     {},
+    {"source_tokens": "words", "target_tokens": "pattern", "pattern": r"\w+|."},
     {"source_tokens": "characters", "target_tokens": "characters"},
     {"source_tokens": "bpe", "target_tokens": "bpe", "target_size": 300, "joint": True},
     {"source_tokens": "characters", "target_tokens": "bpe", "target_size": 300, "lowercase": True},
@@ -175,6 +188,100 @@ def test_measures_make_metrics_in_their_order() -> None:
     assert names == ["exact_error", "error_rate", "rouge_l", "rouge_1", "rouge_2", "bleu", "chrf"]
     rate = task.metrics()[1]
     assert rate.score(rate.statistics(["ab"], [["ac"]]).sum(axis=0)) == 50
+
+
+def read_all(path: Path, **options: object) -> list[Example]:
+    """The examples of a file, as those of a development split."""
+    name = str(path)
+    return Pairs(train=name, dev=name, test=name, **options).read("dev")  # type: ignore[arg-type]
+
+
+def test_several_references(tmp_path: Path) -> None:
+    """In training each is an example; metrics compare with all of them."""
+    records = tmp_path / "a.jsonl"
+    records.write_text('{"source": "a", "target": ["b", "c", "b", ""]}\n{"source": "d", "target": "e"}\n')
+    columns = tmp_path / "a.tsv"
+    columns.write_text("a\tb\tc\nd\te\t\n")
+    listed = (("a", "b", "c"), ("d", "e"))
+    tasks = [
+        Pairs(train=str(records), dev=str(records), test=str(records)),
+        Pairs(train=str(columns), dev=str(columns), test=str(columns), references=1),
+        Pairs(train=listed, dev=listed, test=listed),
+    ]
+    for task in tasks:
+        first, second = task.read("dev")
+        assert first == Example("a", "b", ("b", "c"))
+        assert second == Example("d", "e")
+        assert list(task.read("train")) == [first, Example("a", "c", ("b", "c")), second]
+    codec = tasks[0].fit(tasks[0].read("train"))
+    assert {codec.token_names()[i] for i in codec.encode(first).references} >= {"b", "c"}
+    bleu = tasks[0].metrics()[0]
+    assert (bleu.statistics(["c"], [first.answers]) == bleu.statistics(["b"], [first.answers])).all()
+
+
+def test_turns_and_chats(tmp_path: Path) -> None:
+    turns = tmp_path / "turns.jsonl"
+    turns.write_text('{"source": ["Hi", "Hello"], "target": "A room?"}\n')
+    assert read_all(turns) == [Example("Hi <turn> Hello", "A room?")]
+    messages = [
+        ("system", "Be kind."),
+        ("user", "Hi"),
+        ("assistant", "Hello"),
+        ("user", "A room?"),
+        ("assistant", "Yes"),
+    ]
+    chat = [{"role": role, "content": content} for role, content in messages]
+    path = tmp_path / "chat.jsonl"
+    path.write_text(json.dumps({"messages": chat}) + "\n")
+    assert read_all(path) == [
+        Example("system: Be kind. user: Hi", "Hello"),
+        Example("system: Be kind. user: Hi <turn> assistant: Hello <turn> user: A room?", "Yes"),
+    ]
+
+
+def test_turns_of_a_dialogue_are_held_out_together(tmp_path: Path) -> None:
+    path = tmp_path / "chats.jsonl"
+    chats = [[{"role": "user", "content": f"{i}"}, {"role": "assistant", "content": "a"}] * 3 for i in range(30)]
+    path.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
+    parts = [Pairs(train=str(path), hold_out=0.2).read(split) for split in SPLITS]  # type: ignore[arg-type]
+    first = [{example.source.split(" <turn> ")[0] for example in part} for part in parts]
+    assert [len(part) for part in parts] == [54, 18, 18]
+    assert sum(map(len, first)) == len(set.union(*first)) == 30
+
+
+def test_smiles_are_cut_by_a_pattern(tmp_path: Path) -> None:
+    path = tmp_path / "a.tsv"
+    path.write_text("CCBr\tCC=O\nCCl\tC=O\nCBr\tCO\n")
+    options = {"source_tokens": "pattern", "target_tokens": "pattern", "pattern": "Br|Cl|[A-Z]|=", "longest_source": 3}
+    task = Pairs(train=str(path), dev=str(path), test=str(path), cut_source=2, **options)  # type: ignore[arg-type]
+    train = task.read("train")
+    assert train.dropped == {"source too long": 1}
+    codec = task.fit(train)
+    assert codec.source is not None
+    assert set(codec.source.vocabulary.data) == {"C", "Br", "Cl"}
+    assert codec.source.vocabulary.decode(codec.encode(Example("CCBrC", None)).source) == ["C", "C", "<eos>"]
+    assert codec.decode(codec.encode(train[0]).target[:-1]) == "C=O"
+    with pytest.raises(InputError, match="does not match all of 'Cx'"):
+        codec.encode(Example("Cx", None))
+
+
+def test_lists_in_place_of_files() -> None:
+    rows = [(f"{i}", f"{i} {i}") for i in range(20)]
+    task = unforced.task("pairs", train=rows, test=rows[:2], hold_out=0.1)
+    assert [len(task.read(split)) for split in ("train", "dev", "test")] == [18, 2, 2]
+    assert build(Pairs, to_mapping(task)) == task
+    assert len(unforced.batch(task, rows[:3])) == 3
+    lines = unforced.task("language", train=[f"line {i}" for i in range(20)])
+    assert len(lines.read("dev")) == 1
+    words = [(["Anna", "sleeps"], ["B-PER", "O"]), ("Otto sleeps", "B-PER O")]
+    tags = unforced.task("tagging", train=words, dev=words, test=words)
+    assert [example.source for example in tags.read("dev")] == [("Anna", "sleeps"), ("Otto", "sleeps")]
+    assert [metric.name for metric in tags.metrics()] == ["f1"]
+    for name, wrong in (("pairs", ["ab"]), ("tagging", [("a", "b", "c")])):
+        with pytest.raises(InputError, match=r"task\.train\[0\] must be"):
+            unforced.task(name, train=wrong, dev=wrong, test=wrong).read("train")
+    with pytest.raises(InputError, match=r"task\.train has only 1 different examples"):
+        unforced.task("pairs", train=[("a", "b")]).read("train")
 
 
 def test_language_lines_and_hold_out_at_the_end(tmp_path: Path) -> None:

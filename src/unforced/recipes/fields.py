@@ -7,6 +7,7 @@ for, "none" becomes None, and a table with a ``name`` an instance of the registe
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from unforced.errors import InputError, nearest
@@ -77,6 +78,8 @@ def convert(hint: Any, value: Any, where: str) -> Any:
 
 def _converted(hint: Any, value: Any, where: str) -> Any:
     options = options_of(hint)
+    if isinstance(value, Path) and str in options:
+        return str(value)
     if value == "none" and type(None) in options:
         return None
     for option in options:

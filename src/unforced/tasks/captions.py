@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, get_args
+from typing import ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from unforced.options import Count
 from unforced.protocols import Metric, Split
 from unforced.tasks.codecs import Picture, PictureCodec
 from unforced.tasks.datasets import find
-from unforced.tasks.files import read_jsonl, read_npz
+from unforced.tasks.files import read_jsonl, read_npz, texts
 from unforced.tasks.splits import ELSEWHERE, LimitedTask
 from unforced.tasks.tokenization import TextCoder
 from unforced.types import Example, Examples
@@ -72,7 +72,7 @@ class Captions(LimitedTask):
             raise InputError(
                 f"{source.images}: x must be uint8 [N,H,W] or [N,H,W,C], got {pixels.dtype} {list(pixels.shape)}"
             )
-        records = list(read_jsonl(source.captions, (), ("split", source.caption_key, *source.name_keys)))
+        records = list(read_jsonl(source.captions, ("split", source.caption_key, *source.name_keys)))
         if len(records) != len(pixels):
             raise InputError(
                 f"{source.captions} has {len(records)} captions, but {source.images} has {len(pixels)} pictures"
@@ -85,7 +85,8 @@ class Captions(LimitedTask):
             if record["split"] != split:
                 dropped[ELSEWHERE] += 1
                 continue
-            captions = _captions(record[source.caption_key], f"{source.captions}:{line}: {source.caption_key}")
+            raw = texts(record[source.caption_key], f"{source.captions}:{line}: {source.caption_key}")
+            captions = [caption for caption in map(tokenize, raw) if caption]
             name = " ".join(str(record[key]) for key in source.name_keys) or f"picture {index}"
             tags = record.get(source.tags_key) if source.tags_key and split == "train" else None
             further = tokenize(" ".join(map(str, tags or ())))
@@ -127,11 +128,3 @@ def tokenize(caption: str) -> str:
     'woman : light skin tone'
     """
     return " ".join(re.findall(r"\w+|[^\w\s]", caption.lower()))
-
-
-def _captions(value: Any, where: str) -> list[str]:
-    """The tokenized captions of a picture, without empty ones."""
-    texts = [value] if isinstance(value, str) else value
-    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
-        raise InputError(f"{where} must be a caption or a list of captions")
-    return [text for text in map(tokenize, texts) if text]

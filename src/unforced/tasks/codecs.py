@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from unforced.errors import InputError
-from unforced.tasks.tokenization import Characters, TextCoder, Vocabulary
+from unforced.tasks.tokenization import Characters, Pattern, TextCoder, Vocabulary
 from unforced.types import Batch, Encoded, Example, Sizes, Symbols
 
 # Batches
@@ -117,7 +117,7 @@ class PairCodec(BaseCodec):
     """Text to text, or text alone if ``source`` is None (language models).
 
     Sources and targets both end with the end symbol. ``cut_source`` keeps only the first words of a source, or the
-    first characters if its tokens are characters.
+    first tokens if these are characters or matches of a pattern.
 
     >>> codec = PairCodec(TextCoder.learn(["ab"], "characters"), TextCoder.learn(["x y"], "words"))
     >>> codec.encode(Example("ba", "y"))
@@ -144,8 +144,8 @@ class PairCodec(BaseCodec):
     def _cut(self, text: str, coder: TextCoder) -> str:
         if self.cut_source is None:
             return text
-        if isinstance(coder.segmenter, Characters):
-            return text[: self.cut_source]
+        if isinstance(coder.segmenter, Characters | Pattern):
+            return coder.segmenter.join(coder.segmenter.split(text)[: self.cut_source])
         words = text.split()
         return " ".join(words[: self.cut_source]) if len(words) > self.cut_source else text
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from unforced.errors import InputError
+from unforced.options import show
 
 BOM = b"\xef\xbb\xbf"
 BLANK = "blank line"
@@ -69,10 +70,12 @@ def _unreadable(path: Path, error: OSError) -> InputError:
     return InputError(f"{path}: {'there is no such file' if missing else f'cannot be read ({error.strerror})'}")
 
 
-def read_tsv(path: str | Path, columns: int, dropped: Counter[str] | None = None) -> Iterator[tuple[int, list[str]]]:
+def read_tsv(
+    path: str | Path, columns: int, dropped: Counter[str] | None = None, note: str = ""
+) -> Iterator[tuple[int, list[str]]]:
     """Yield the rows of a tab-separated file (no quoting, no header) with their line numbers.
 
-    Cells are stripped of white space and may be empty.
+    Cells are stripped of white space and may be empty. The message for rows of other widths ends with ``note``.
     """
     dropped = Counter() if dropped is None else dropped
     for number, line in read_lines(path):
@@ -81,17 +84,14 @@ def read_tsv(path: str | Path, columns: int, dropped: Counter[str] | None = None
             continue
         cells = [cell.strip() for cell in line.split("\t")]
         if len(cells) != columns:
-            raise InputError(f"{path}:{number}: must have {columns} tab-separated columns, got {len(cells)}")
+            raise InputError(f"{path}:{number}: must have {columns} tab-separated columns, got {len(cells)}{note}")
         yield number, cells
 
 
 def read_jsonl(
-    path: str | Path, strings: Sequence[str], other: Sequence[str] = (), dropped: Counter[str] | None = None
+    path: str | Path, keys: Sequence[str] = (), dropped: Counter[str] | None = None
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the objects of a file with one JSON object per line, with their line numbers.
-
-    The keys ``strings`` must hold strings, which are stripped of white space. The keys ``other`` must exist.
-    """
+    """Yield the objects of a file with one JSON object per line, which must have ``keys``, with their line numbers."""
     dropped = Counter() if dropped is None else dropped
     for number, line in read_lines(path):
         if not line.strip():
@@ -101,14 +101,19 @@ def read_jsonl(
             record = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise InputError(f"{path}:{number}: the line is not JSON ({error})") from None
-        missing = [key for key in (*strings, *other) if not isinstance(record, dict) or key not in record]
-        if missing:
+        if not isinstance(record, dict):
+            raise InputError(f"{path}:{number}: the line is not a JSON object")
+        if missing := [key for key in keys if key not in record]:
             raise InputError(f"{path}:{number}: must be a JSON object with the key {missing[0]!r}")
-        for key in strings:
-            if not isinstance(record[key], str):
-                raise InputError(f"{path}:{number}: {key!r} must be a string, got {type(record[key]).__name__}")
-            record[key] = record[key].strip()
         yield number, record
+
+
+def texts(value: Any, where: str) -> list[str]:
+    """Return a text, or the texts of a list, stripped of white space; ``where`` starts the error message."""
+    found = [value] if isinstance(value, str) else value
+    if not isinstance(found, list | tuple) or not found or not all(isinstance(text, str) for text in found):
+        raise InputError(f"{where} must be a string or a list of strings, got {show(value)}")
+    return [text.strip() for text in found]
 
 
 def read_parallel(source_path: str | Path, target_path: str | Path) -> Iterator[tuple[str, str]]:

@@ -14,6 +14,8 @@ from unforced.tasks.files import user_file
 from unforced.types import Example, Examples
 
 ELSEWHERE = "in another split"
+Texts = str | tuple[str, ...]  # a text, or several
+Data = str | tuple[str | tuple[Texts, ...], ...]  # a file, or a list of texts or of examples
 T = TypeVar("T")
 
 
@@ -48,34 +50,41 @@ class LimitedTask(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class FileSplits(Options):
-    """Base of tasks that read a user's files: a file for each split, or parts of the training file."""
+    """Base of tasks on a user's data: a file or a list for each split, or parts of the training data."""
 
-    train: str  # the training file
-    dev: str | None = None  # the development file; default: a part of the training file
-    test: str | None = None  # the test file; default: a part of the training file
-    # share of the training file that replaces an absent dev or test file
+    train: Data  # the training file, or a list of examples
+    dev: Data | None = None  # the same for development; default: a part of the training data
+    test: Data | None = None  # the same for test; default: a part of the training data
+    # share of the training data that replaces an absent dev or test file
     hold_out: Annotated[float, Above(0), Below(0.5)] = 0.05
 
     def owner(self, split: Split) -> Split:
-        """Return the split whose file holds ``split``: itself, or the training split if its own file is absent."""
+        """Return the split whose data holds ``split``: itself, or the training split if it has no data of its own."""
         return "train" if (split, None) in (("dev", self.dev), ("test", self.test)) else split
 
-    def path(self, split: Split) -> Path:
-        """Return the file that holds a split."""
+    def data(self, split: Split) -> Path | tuple[Any, ...]:
+        """Return the file, or the list, that holds a split."""
         owner = self.owner(split)
-        return user_file({"train": self.train, "dev": self.dev, "test": self.test}[owner] or "", owner)
+        data = {"train": self.train, "dev": self.dev, "test": self.test}[owner]
+        return data if isinstance(data, tuple) else user_file(data or "", owner)
+
+    def origin(self, split: Split) -> str:
+        """Return the name of the data that holds a split, for messages."""
+        data = self.data(split)
+        return f"task.{self.owner(split)}" if isinstance(data, tuple) else str(data)
 
     def is_part(self, split: Split) -> bool:
-        """Return whether a split is only a part of the training file."""
+        """Return whether a split is only a part of the training data."""
         return self.owner(split) == "train" and None in (self.dev, self.test)
 
     def part(self, split: Split, examples: Sequence[T], key: Callable[[T], str], dropped: Counter[str]) -> list[T]:
-        """Return the examples of the training file that belong to a split, which depends on their keys alone."""
+        """Return the examples of the training data that belong to a split, which depends on their keys alone."""
         keys = list(map(key, examples))
         ranked = sorted({key for key in keys if key}, key=fraction)
         if len(ranked) < 3:
             raise InputError(
-                f"{self.train} has only {len(ranked)} different examples, too few to hold some out: set dev and test"
+                f"{self.origin('train')} has only {len(ranked)} different examples, too few to hold some out: "
+                "set dev and test"
             )
         share = max(1, round(self.hold_out * len(ranked)))
         dev: list[str] = ranked[:share] if self.dev is None else []

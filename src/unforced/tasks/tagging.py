@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from unforced.errors import InputError
 from unforced.metrics.likelihood import likelihood_metrics
 from unforced.metrics.tagging import EntityF1, TokenAccuracy, first_fault, is_iob
-from unforced.options import Count, Natural, NonEmptyStr
+from unforced.options import Count, Natural, NonEmptyStr, show
 from unforced.protocols import LikelihoodMetric, Metric, Split
 from unforced.tasks.codecs import TagCodec
 from unforced.tasks.datasets import find
-from unforced.tasks.files import read_conll
-from unforced.tasks.splits import FileSplits, LimitedTask
+from unforced.tasks.files import TaggedSentence, read_conll
+from unforced.tasks.splits import Data, FileSplits, LimitedTask
 from unforced.tasks.tokenization import Vocabulary
 from unforced.types import Example, Examples
 
@@ -58,6 +58,8 @@ COARSE = {  # Leitner et al. (2019)
 class Tagging(LimitedTask, FileSplits):
     """Words to tags: a data set, or your own column files with a word per line and blank lines between sentences.
 
+    A list of sentences has the words and the tags of each, as lists or separated by blanks.
+
     Columns count from 0. Equal sentences are held out together. F1 is strict entity F1 and needs IOB2 tags.
     """
 
@@ -66,7 +68,7 @@ class Tagging(LimitedTask, FileSplits):
 
     # German legal entities in 19 classes, outer entities of German news, or English supertags; default: your own files
     dataset: Literal["german_ler", "germeval14_small", "ccg_ewt"] | None = None
-    train: str = ""  # the training file
+    train: Data = ""  # the training file, or a list of sentences and their tags
     coarse: bool = False  # merge the classes of german_ler into 7
     word_column: Natural = 0  # column of words in your files
     tag_column: Natural = 1  # column of tags in your files
@@ -93,13 +95,13 @@ class Tagging(LimitedTask, FileSplits):
             return BUILT_IN[self.dataset].columns
         return Columns(self.word_column, self.tag_column, self.comment_prefix)
 
-    def path(self, split: Split) -> Path:
-        return super().path(split) if self.dataset is None else find(self.dataset, f"{split}.tsv.gz")
+    def data(self, split: Split) -> Path | tuple[Any, ...]:
+        return super().data(split) if self.dataset is None else find(self.dataset, f"{split}.tsv.gz")
 
     def read(self, split: Split) -> Examples:
         dropped: Counter[str] = Counter()
-        path, needs_iob2 = self.path(split), self.chosen_metric() == "f1"
-        sentences = list(read_conll(path, *self.columns))
+        needs_iob2 = self.chosen_metric() == "f1"
+        sentences = self._sentences(split)
         if self.dataset is None and self.is_part(split):
             sentences = self.part(split, sentences, lambda sentence: " ".join(sentence.words), dropped)
         examples = []
@@ -109,12 +111,23 @@ class Tagging(LimitedTask, FileSplits):
                 continue
             if needs_iob2 and (fault := first_fault(sentence.tags)) is not None:
                 raise InputError(
-                    f"{path}:{sentence.line}: in the sentence that starts here, {sentence.tags[fault]!r} at word "
+                    f"{self.origin(split)}:{sentence.line}: in the sentence that starts here, {sentence.tags[fault]!r} at word "
                     f'{fault + 1} breaks IOB2, which F1 needs: convert the tags or set metric = "accuracy"'
                 )
             tags = [coarse(tag) for tag in sentence.tags] if self.coarse else sentence.tags
             examples.append(Example(tuple(map(sys.intern, sentence.words)), tuple(map(sys.intern, tags))))
-        return self.limited(split, examples, dropped, path)
+        return self.limited(split, examples, dropped, self.origin(split))
+
+    def _sentences(self, split: Split) -> list[TaggedSentence]:
+        """All sentences of the data that holds a split."""
+        data = self.data(split)
+        if not isinstance(data, tuple):
+            return list(read_conll(data, *self.columns))
+        for i, item in enumerate(data):
+            if isinstance(item, str) or len(item) != 2:
+                raise InputError(f"task.{self.owner(split)}[{i}] must be a sentence and its tags, got {show(item)}")
+        rows = [[tuple(part.split()) if isinstance(part, str) else part for part in item] for item in data]
+        return [TaggedSentence(i, words, tags) for i, (words, tags) in enumerate(rows)]
 
     def chosen_metric(self) -> Literal["f1", "accuracy"]:
         """Return the metric that "auto" stands for."""
@@ -122,9 +135,9 @@ class Tagging(LimitedTask, FileSplits):
             return self.metric
         if self.dataset is not None:
             return BUILT_IN[self.dataset].metric
-        path = self.path("train")
-        changed = path.stat().st_mtime_ns if path.is_file() else 0
-        return "f1" if _all_iob(path, self.columns, changed) else "accuracy"
+        path = self.data("train")
+        changed = path.stat().st_mtime_ns if isinstance(path, Path) and path.is_file() else 0
+        return "f1" if _all_iob(self, changed) else "accuracy"
 
     def fit(self, train: Sequence[Example]) -> TagCodec:
         words = ((word.lower() for word in example.source) if self.lowercase else example.source for example in train)
@@ -150,7 +163,7 @@ def coarse(tag: str) -> str:
 
 
 @lru_cache(maxsize=8)
-def _all_iob(path: Path, columns: Columns, changed: int) -> bool:
-    """Return whether all tags of a file look like IOB and some mark an entity; ``changed`` is a key of the cache."""
-    tags = {tag for sentence in read_conll(path, *columns) for tag in sentence.tags}
+def _all_iob(task: Tagging, changed: int) -> bool:
+    """Return whether all training tags look like IOB and some mark an entity; ``changed`` is a key of the cache."""
+    tags = {tag for sentence in task._sentences("train") for tag in sentence.tags}
     return all(map(is_iob, tags)) and bool(tags - {"O"})

@@ -1,5 +1,6 @@
 """Text-to-text tasks: their common base, and the data sets for translation, summarization and dialogue."""
 
+import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -11,7 +12,7 @@ from typing import Any, ClassVar, Literal
 from unforced.errors import InputError
 from unforced.metrics.likelihood import likelihood_metrics
 from unforced.metrics.text import BLEU_ORDER, Bleu, LengthRatio, NgramPrecision, Rouge
-from unforced.options import Count
+from unforced.options import Count, NonEmptyStr
 from unforced.protocols import LikelihoodMetric, Metric, Split
 from unforced.tasks.codecs import PairCodec
 from unforced.tasks.datasets import find
@@ -23,13 +24,15 @@ from unforced.types import Example, Examples
 
 @dataclass(frozen=True, kw_only=True)
 class TextTask(LimitedTask, ABC):
-    """Base of text-to-text tasks. Lengths count words, or characters if the tokens are characters."""
+    """Base of text-to-text tasks. Lengths count words, or characters if the tokens are characters or a pattern."""
 
     codec_class: ClassVar[type[PairCodec]] = PairCodec
     reads_text: ClassVar[bool] = True
 
-    source_tokens: Tokens = "words"  # unit of sources: white-space words, characters, byte pair encoding
-    target_tokens: Tokens = "words"  # unit of targets
+    # unit of sources: byte pair encoding, white-space words, characters, or matches of `pattern`
+    source_tokens: Tokens = "bpe"
+    target_tokens: Tokens = "bpe"  # unit of targets
+    pattern: NonEmptyStr | None = None  # regular expression of the tokens that are its matches
     source_size: Count | None = None  # largest source vocabulary; with bpe its size (default 8,000)
     target_size: Count | None = None  # the same for targets
     min_count: Count = 1  # rarer words or characters of the training data are unknown
@@ -41,6 +44,7 @@ class TextTask(LimitedTask, ABC):
     log_z: bool = False  # also report the mean and variance of log Z
 
     def check(self) -> None:
+        check_pattern(self.pattern, self.source_tokens, self.target_tokens)
         if self.joint and self.source_tokens != self.target_tokens:
             raise InputError("joint needs the same source_tokens and target_tokens")
         if self.joint and self.source_size not in (None, self.target_size):
@@ -49,7 +53,7 @@ class TextTask(LimitedTask, ABC):
     def fit(self, train: Sequence[Example]) -> PairCodec:
         """Learn one or two vocabularies from the training examples."""
         sources, targets = [e.source for e in train], [e.target for e in train]
-        learn = partial(TextCoder.learn, min_count=self.min_count, lowercase=self.lowercase)
+        learn = partial(TextCoder.learn, min_count=self.min_count, lowercase=self.lowercase, pattern=self.pattern)
         if self.joint:
             both = learn(sources + targets, self.target_tokens, size=self.target_size)
             return PairCodec(both, both, self.cut_source)
@@ -65,16 +69,22 @@ class TextTask(LimitedTask, ABC):
         return (*self.output_metrics(), *likelihood_metrics((), self.log_z))
 
     def examples(
-        self, split: Split, pairs: Iterable[tuple[str, str]], dropped: Counter[str], path: str | Path
+        self, split: Split, rows: Iterable[Sequence[str]], dropped: Counter[str], path: str | Path
     ) -> Examples:
-        """Return the pairs of a split as examples, without empty ones and, for training, without long ones."""
+        """Return rows of a source and one or more references as examples, without empty ones.
+
+        In training, each reference that is not too long is an example; otherwise each row is one.
+        """
         kept = []
-        for source, target in pairs:
-            reason = self._reason_to_drop(split, source, target)
-            if reason is not None:
-                dropped[reason] += 1
-            else:
-                kept.append(Example(source.lower(), target.lower()) if self.lowercase else Example(source, target))
+        for row in rows:
+            source, *answers = map(str.lower, row) if self.lowercase else row
+            references = tuple(dict.fromkeys(filter(None, answers))) or ("",)
+            for target in references if split == "train" else references[:1]:
+                reason = self._reason_to_drop(split, source, target)
+                if reason is not None:
+                    dropped[reason] += 1
+                else:
+                    kept.append(Example(source, target, references if len(references) > 1 else ()))
         return self.limited(split, kept, dropped, path)
 
     def _reason_to_drop(self, split: Split, source: str, target: str) -> str | None:
@@ -88,8 +98,18 @@ class TextTask(LimitedTask, ABC):
 
 
 def is_longer(text: str, tokens: Tokens, limit: int | None) -> bool:
-    """Return whether text has more than ``limit`` words, or characters if the tokens are characters."""
-    return limit is not None and len(text if tokens == "characters" else text.split()) > limit
+    """Return whether text has more than ``limit`` words, or characters if the tokens are characters or a pattern."""
+    return limit is not None and len(text.split() if tokens in ("words", "bpe") else text) > limit
+
+
+def check_pattern(pattern: str | None, *tokens: Tokens) -> None:
+    """Raise `InputError` unless there is a valid regular expression exactly if some tokens are its matches."""
+    if ("pattern" in tokens) != (pattern is not None):
+        raise InputError('pattern is the regular expression of tokens "pattern": set both or none')
+    try:
+        re.compile(pattern or "")
+    except re.error as error:
+        raise InputError(f"pattern is not a regular expression: {error}") from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,8 +123,6 @@ class Translation(TextTask):
     direction: Literal["de-en", "en-de"] = "de-en"  # source and target language
     variant: Literal["raw", "tok"] = "raw"  # as written, or the lower-cased and tokenised form of the data set
     test_set: Literal["2016", "2017"] = "2016"  # year of the test set
-    source_tokens: Tokens = "bpe"  # unit of sources
-    target_tokens: Tokens = "bpe"  # unit of targets
     joint: bool = True  # one vocabulary of target_size for both languages
     parts: bool = False  # also report the n-gram precisions and the length ratio
 
@@ -112,10 +130,8 @@ class Translation(TextTask):
         part = {"train": "train", "dev": "val", "test": f"test_{self.test_set}_flickr"}[split]
         path = find("multi30k_deen", f"{part}.{self.variant}.tsv.gz")
         dropped: Counter[str] = Counter()
-        rows = (row for _, row in read_tsv(path, 2, dropped))
-        if self.direction == "de-en":
-            return self.examples(split, ((german, english) for german, english in rows), dropped, path)
-        return self.examples(split, ((english, german) for german, english in rows), dropped, path)
+        rows = (row if self.direction == "de-en" else row[::-1] for _, row in read_tsv(path, 2, dropped))
+        return self.examples(split, rows, dropped, path)
 
     def output_metrics(self) -> tuple[Metric, ...]:
         tokens: Literal["13a", "none"] = "13a" if self.variant == "raw" else "none"
@@ -129,16 +145,14 @@ class Translation(TextTask):
 class Summarization(TextTask):
     """Titles of papers from their abstracts (ACL Anthology): 20,000 / 1,000 / 1,000 pairs, judged by ROUGE."""
 
-    source_tokens: Tokens = "bpe"  # unit of abstracts
-    target_tokens: Tokens = "bpe"  # unit of titles
     joint: bool = True  # one vocabulary of target_size for both
     cut_source: Count | None = 100  # the model reads only this many words of an abstract
 
     def read(self, split: Split) -> Examples:
         path = find("acl_title_abstract", f"{split}.jsonl.gz")
         dropped: Counter[str] = Counter()
-        records = read_jsonl(path, ("abstract", "title"), dropped=dropped)
-        return self.examples(split, ((r["abstract"], r["title"]) for _, r in records), dropped, path)
+        records = read_jsonl(path, ("abstract", "title"), dropped)
+        return self.examples(split, ((r["abstract"].strip(), r["title"].strip()) for _, r in records), dropped, path)
 
     def output_metrics(self) -> tuple[Metric, ...]:
         return Rouge("L"), Rouge("1"), Rouge("2")
@@ -152,6 +166,8 @@ class Dialogue(TextTask):
     """
 
     history: Count = 5  # number of turns that the model reads
+    source_tokens: Tokens = "words"  # unit of sources
+    target_tokens: Tokens = "words"  # unit of targets
     # with names, times and numbers replaced by slots such as [hotel_name], or as written
     response: Literal["delexicalized", "written"] = "delexicalized"
     min_count: Count = 2  # rarer words of the training data are unknown
@@ -161,8 +177,8 @@ class Dialogue(TextTask):
         path = find("multiwoz_small", f"{split}.jsonl.gz")
         key = "response_delex" if self.response == "delexicalized" else "response"
         dropped: Counter[str] = Counter()
-        records = read_jsonl(path, (key,), ("history",), dropped)
-        pairs = ((self._source(record), record[key]) for _, record in records)
+        records = read_jsonl(path, (key, "history"), dropped)
+        pairs = ((self._source(record), record[key].strip()) for _, record in records)
         return self.examples(split, pairs, dropped, path)
 
     def _source(self, record: dict[str, Any]) -> str:

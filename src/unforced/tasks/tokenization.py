@@ -1,6 +1,7 @@
-"""Vocabularies, and text cut into words, characters or byte pairs."""
+"""Vocabularies, and text cut into words, characters, byte pairs or matches of a pattern."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -107,7 +108,7 @@ class Vocabulary:
 
 # Text and its tokens
 
-Tokens = Literal["words", "characters", "bpe"]
+Tokens = Literal["bpe", "words", "characters", "pattern"]
 BYTES = len(pre_tokenizers.ByteLevel.alphabet())
 REPLACEMENT = "\ufffd"
 
@@ -188,7 +189,30 @@ class Pieces:
         return {"kind": "bpe", "model": json.loads(self.model)}
 
 
-Segmenter = Words | Characters | Pieces
+@dataclass(frozen=True)
+class Pattern:
+    """Matches of a regular expression, which must cover the text; for SMILES and other formal languages.
+
+    >>> Pattern(r"Br|Cl|[A-Za-z]|[=()]").split("CC(=O)Cl")
+    ['C', 'C', '(', '=', 'O', ')', 'Cl']
+    """
+
+    pattern: str
+
+    def split(self, text: str) -> list[str]:
+        tokens = [match[0] for match in re.finditer(self.pattern, text)]
+        if "".join(tokens) != text:
+            raise InputError(f"the pattern {self.pattern!r} does not match all of {text!r}")
+        return tokens
+
+    def join(self, tokens: Sequence[str]) -> str:
+        return "".join(tokens)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "pattern", "pattern": self.pattern}
+
+
+Segmenter = Words | Characters | Pieces | Pattern
 
 
 @dataclass(frozen=True)
@@ -213,8 +237,9 @@ class TextCoder:
         size: int | None = None,
         min_count: int = 1,
         lowercase: bool = False,
+        pattern: str | None = None,
     ) -> "TextCoder":
-        """Learn a vocabulary of at most ``size`` tokens, reserved names excluded.
+        """Learn a vocabulary of at most ``size`` tokens, reserved names excluded; "pattern" needs ``pattern``.
 
         With "bpe", ``size`` is the number of pieces (default 8,000). Its vocabulary has every byte, so it needs no
         symbol for unknown tokens and ignores ``min_count``.
@@ -223,7 +248,8 @@ class TextCoder:
         if tokens == "bpe":
             pieces = Pieces.learn(texts, 8000 if size is None else size)
             return cls(pieces, Vocabulary(pieces.tokens, unknown=False), lowercase)
-        segmenter = Words() if tokens == "words" else Characters()
+        plain: dict[str, Segmenter] = {"words": Words(), "characters": Characters()}
+        segmenter = Pattern(pattern or "") if tokens == "pattern" else plain[tokens]
         sequences = (segmenter.split(text) for text in texts)
         return cls(segmenter, Vocabulary.learn(sequences, min_count=min_count, max_size=size), lowercase)
 
@@ -252,5 +278,6 @@ class TextCoder:
         if kind == "bpe":
             pieces = Pieces(json.dumps(data["segmenter"]["model"], ensure_ascii=False))
             return cls(pieces, Vocabulary(pieces.tokens, unknown=False), data["lowercase"])
-        segmenter = Words() if kind == "words" else Characters()
+        plain: dict[str, Segmenter] = {"words": Words(), "characters": Characters()}
+        segmenter = Pattern(data["segmenter"]["pattern"]) if kind == "pattern" else plain[kind]
         return cls(segmenter, Vocabulary.from_json(data["vocabulary"]), data["lowercase"])
