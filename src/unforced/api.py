@@ -152,7 +152,7 @@ def evaluate(
     return scores
 
 
-# Parts of a training loop of one's own
+# Parts of a custom training loop
 
 
 def fitted(objective: Objective, known: Any, examples: Iterable[Any] | None = None) -> Objective:

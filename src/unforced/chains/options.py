@@ -33,13 +33,13 @@ class ChainOptions(Options):
     """Save a checkpoint every n sweeps."""
 
     patience: Count = 5
-    """Report a chain as stuck if it did not move in so many last sweeps."""
+    """Report a chain as stuck if it did not move in this many last sweeps."""
 
     split: Literal["train", "dev", "test"] = "test"
     """Split of the run's data, if there are no lines of input."""
 
     examples: Count | None = None
-    """Use the first so many examples. Default: 1, or all lines of the input."""
+    """Number of examples to use, from the first on. Default: 1, or all lines of the input."""
 
     length: Count | None = None
     """Tokens of an output, if the data does not set it. Default: the most probable length under the model."""

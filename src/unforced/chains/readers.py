@@ -47,7 +47,7 @@ class Reader:
     over: Over  # which tokens the model's probabilities are over
     read: Callable[[str], Sentence]  # parse a sentence, or a source, a tab and a sentence; raise InputError if invalid
     collate: Callable[[Sequence[Sentence]], Batch]  # build a batch on the model's device
-    placeholder: Callable[[int | None], Batch]  # one example without a source, with an output of so many variables
+    placeholder: Callable[[int | None], Batch]  # one example without a source, with an output of this many variables
     show: Callable[[Sequence[int]], str]  # the text of a sequence of variables
     token_names: Callable[[Sequence[int]], list[str]]
     task: FittedTask | None = None  # the data that the model was trained on

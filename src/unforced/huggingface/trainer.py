@@ -106,7 +106,7 @@ class ObjectiveMixin(Base):
 
     @property
     def wrapped(self) -> Any:
-        """The model behind the protocols of this library; its parameters are those of ``self.model``."""
+        """The model with the protocols of this library; its parameters are those of ``self.model``."""
         if self._wrapped is None or self._wrapped.model is not self.model:
             with gathered(self.model):
                 self._wrapped = wrap(self.model, **{"tokenizer": self.tokenizer(), **self.wrapping})
@@ -216,7 +216,7 @@ class ObjectiveMixin(Base):
         self.accelerator.wait_for_everyone()
 
     def log(self, logs: dict[str, float], *arguments: Any, **options: Any) -> None:
-        """Log the objective's metrics, averaged since the last log line, beside the loss."""
+        """Log the objective's metrics, averaged since the last log line, with the loss."""
         if "loss" in logs and self._metrics:
             names = sorted(self._metrics)
             flat = [torch.as_tensor(value, dtype=torch.float32) for name in names for value in self._metrics[name]]

@@ -1,4 +1,4 @@
-"""``wrap``: a transformers model behind the protocols of this library."""
+"""``wrap``: give a transformers model the protocols of this library."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager

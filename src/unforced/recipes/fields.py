@@ -1,7 +1,7 @@
 """Build dataclasses of options from plain data, such as a recipe, and turn them back into plain data.
 
-Plain data are tables, lists, strings, numbers and booleans. A list becomes a tuple, an int a float where one is asked
-for, "none" becomes None, and a table with a ``name`` an instance of the registered class with that name.
+Plain data are tables, lists, strings, numbers and booleans. A list becomes a tuple, an int a float if the
+field is one, "none" becomes None, and a table with a ``name`` an instance of the registered class with that name.
 """
 
 import types

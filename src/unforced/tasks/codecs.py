@@ -182,7 +182,7 @@ class PairCodec(BaseCodec):
 
 
 class TagCodec(BaseCodec):
-    """Words to as many tags; ``Batch.length`` is the number of words.
+    """Words to one tag each; ``Batch.length`` is the number of words.
 
     Rare words share the id of the unknown word. The vocabulary of tags has an unknown tag too, which is never output:
     it stands for tags absent from the training data if ``unseen`` is "wrong".

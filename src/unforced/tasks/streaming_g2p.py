@@ -20,7 +20,7 @@ from unforced.types import Example, Examples
 
 
 class LetterCodec(TagCodec):
-    """Letters of a word to as many labels: a ``TagCodec`` that reads a word a line.
+    """Letters of a word to one label each: a ``TagCodec`` that reads one word per line.
 
     Labels are separated by spaces when shown: ``_`` for a silent letter, ``K+S`` for two phonemes.
     """

@@ -106,8 +106,8 @@ def read_vectors(path: str | Path, names: Sequence[str], excluded: Collection[in
 def vector_files(path: str) -> tuple[Path, ...]:
     """Return the files from which vectors and their words are read."""
     place = locate(path)
-    beside = place.with_name(WORDS_FILE)
-    return (place, beside) if place.suffix == ".npz" and beside.is_file() else (place,)
+    words = place.with_name(WORDS_FILE)
+    return (place, words) if place.suffix == ".npz" and words.is_file() else (place,)
 
 
 def locate(path: str) -> Path:
@@ -172,7 +172,7 @@ def co_occurrence(targets: Iterable[Sequence[int]], size: int, excluded: Collect
     max(0, log n(v, w) n / (n(v) n(w))) is reduced to its `WIDTH` largest singular values: rows of U √S. Excluded ids
     are not counted. They have no vector, nor have tokens that do not occur or vanish in the reduction.
 
-    >>> targets = [[0, 2, 1], [0, 3, 1], [1, 2, 0], [1, 3, 0], [4, 5], [5, 4]]  # 2 and 3 are used alike
+    >>> targets = [[0, 2, 1], [0, 3, 1], [1, 2, 0], [1, 3, 0], [4, 5], [5, 4]]  # 2 and 3 have equal contexts
     >>> vectors, _ = co_occurrence(targets, 6)
     >>> bool(vectors[2] @ vectors[3] > 0.99), bool(vectors[2] @ vectors[4] < 0.01)
     (True, True)
