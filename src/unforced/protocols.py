@@ -369,6 +369,14 @@ class LikelihoodOf(Protocol):
 
 
 @runtime_checkable
+class HasRange(Protocol):
+    """Optional for a metric: its lowest and highest possible score, which bound the intervals."""
+
+    @property
+    def score_range(self) -> tuple[float, float]: ...
+
+
+@runtime_checkable
 class FinalOnly(Protocol):
     """Optional for a `LikelihoodMetric`: whether it is too expensive for anything but test scores."""
 

@@ -66,6 +66,8 @@ def test_contract(metric: Any, data: Any) -> None:
     weights = np.random.default_rng(0).multinomial(3, np.full(3, 1 / 3), size=(4, 2))  # bootstrap samples
     scores = metric.score(weights @ rows)
     assert scores.shape == (4, 2)
+    low, high = metric.score_range
+    assert ((low <= scores) & (scores <= high)).all()
     for i in np.ndindex(4, 2):
         assert scores[i] == pytest.approx(float(metric.score(weights[i] @ rows)))
     for wrong in ((outputs, answers[:2]), (outputs[:1], [[]])):

@@ -8,6 +8,7 @@ import scipy.stats
 
 from unforced.metrics.images import FrechetDistance
 from unforced.metrics.significance import interval, paired_test
+from unforced.metrics.text import Bleu
 
 
 def mean(sums: np.ndarray) -> np.ndarray:
@@ -112,6 +113,20 @@ def test_chunks_limit_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert max(chunks) == 7
     assert sum(chunks) == 1000
     assert (high - low) / 2 == pytest.approx(1.96 * values.std() / 10, rel=0.15)
+
+
+def test_intervals_stay_in_the_range_of_the_metric() -> None:
+    """Two seeds with BLEU 0 and 2.5 spread so much that part 2 leads below zero."""
+    metric = Bleu(tokenize="none")
+    answers = [["a b c d e"]] * 40
+    good = metric.statistics(["a b c d e", *["x y z"] * 39], answers)
+    bad = metric.statistics(["x y z"] * 40, answers)
+    value, low, high = interval(metric.score, [good, bad])
+    assert low < 0 < value < high
+    assert interval(metric.score, [good, bad], score_range=metric.score_range) == (value, 0.0, high)
+    full, empty, fifth = (rows(np.full(5, points)) for points in (100.0, 0.0, 20.0))
+    assert interval(mean, [full, full], [empty, fifth]).high > 100
+    assert interval(mean, [full, full], [empty, fifth], score_range=(0.0, 100.0)).high == 100
 
 
 # Tests

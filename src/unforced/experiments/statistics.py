@@ -82,15 +82,20 @@ def add_statistics(
     """
     texts = _check_references(runs, comparison.split, by_source)
     bins, members, unit = length_bins(texts)
-    scorers = {metric.name: metric.score for metric in metrics}
+    by_name = {metric.name: metric for metric in metrics}
     metric_tables = [metric for run in runs for table in run.scores.values() for metric in table["metrics"].values()]
     if any(metric["statistics"].shape[1] > WIDE for metric in metric_tables):
         permutations = min(permutations, WIDE_PERMUTATIONS)
 
     def tested(row: Row, name: str, cell: Cell) -> Cell:
-        score = scorers[name]
+        score = by_name[name].score
+        options: dict[str, Any] = {
+            "level": comparison.level,
+            "samples": samples,
+            "score_range": _score_range(by_name[name]),
+        }
         mine = _statistics(runs, comparison.split, row.variant, row.decoder, name)
-        _, low, high = interval(score, list(mine.values()), level=comparison.level, samples=samples)
+        _, low, high = interval(score, list(mine.values()), **options)
         each = [[score(rows[chosen].sum(axis=0)) for rows in mine.values()] for chosen in members]
         cell = replace(cell, low=low, high=high, by_length=tuple(float(np.mean(values)) for values in each))
         baseline = _statistics(runs, comparison.split, comparison.baseline, row.decoder, name)
@@ -98,7 +103,7 @@ def add_statistics(
         if row.variant == comparison.baseline or not seeds:
             return cell
         pair = [mine[seed] for seed in seeds], [baseline[seed] for seed in seeds]
-        change = interval(score, *pair, level=comparison.level, samples=samples)
+        change = interval(score, *pair, **options)
         test = paired_test(score, *pair, samples=permutations)
         return replace(
             cell,
@@ -121,6 +126,12 @@ def add_statistics(
         lengths=bins,
         length_unit=unit and f"{unit} of the {'source' if by_source else 'reference'}",
     )
+
+
+def _score_range(metric: "Scoring") -> tuple[float, float]:
+    from unforced.protocols import HasRange
+
+    return metric.score_range if isinstance(metric, HasRange) else (-math.inf, math.inf)
 
 
 def decoders(runs: Iterable[Run], split: str) -> list[str]:

@@ -160,6 +160,7 @@ class InceptionStyleScore:
     """
 
     higher_is_better = True
+    score_range = (1.0, np.inf)
 
     def __init__(self, name: str, classifier: Callable[[], Classifier]) -> None:
         self.name = name
@@ -202,6 +203,7 @@ class FrechetDistance:
     """
 
     higher_is_better = False
+    score_range = (0.0, np.inf)
 
     def __init__(self, name: str, classifier: Callable[[], Classifier]) -> None:
         self.name = name

@@ -38,6 +38,10 @@ class NLL:
     final: bool = False  # too expensive for development scores: computed on the test split only
     higher_is_better: bool = field(default=False, init=False)
 
+    @property
+    def score_range(self) -> tuple[float, float]:
+        return float(self.per_token), np.inf
+
     def likelihood_statistics(self, likelihoods: Sequence[LikelihoodRow]) -> np.ndarray:
         rows = _table(likelihoods)
         return np.concatenate([rows[:, :2], np.ones((len(rows), 1))], axis=1)
@@ -72,6 +76,10 @@ class LogZ:
 
     def __post_init__(self) -> None:
         self.name = f"log_z_{self.statistic}"
+
+    @property
+    def score_range(self) -> tuple[float, float]:
+        return -np.inf if self.statistic == "mean" else 0.0, np.inf
 
     def likelihood_statistics(self, likelihoods: Sequence[LikelihoodRow]) -> np.ndarray:
         return _table(likelihoods)[:, 1:]

@@ -53,10 +53,12 @@ def interval(
     level: float = 0.95,
     samples: int = 1000,
     seed: int = 0,
+    score_range: tuple[float, float] = (-np.inf, np.inf),
 ) -> Interval:
     """Return the score of a system with its percentile interval, from bootstrap replicates over examples and seeds.
 
-    With a ``baseline``, return the difference from its score: seed s of one is paired with seed s of the other.
+    With a ``baseline``, return the difference from its score: seed s of one is paired with seed s of the other. Bounds
+    stay within the lowest and highest possible score or difference.
 
     >>> hits = np.array([[1.0, 1.0], [0.0, 1.0]] * 200)
     >>> value, low, high = interval(lambda sums: sums[..., 0] / sums[..., 1], hits)
@@ -78,7 +80,10 @@ def interval(
     bias = float(np.mean(replicates)) - value
     if abs(bias) > 0.25 * float(np.std(replicates)) + 1e-12 * abs(value):
         replicates = replicates - bias
-    low, high = np.quantile(replicates, [(1 - level) / 2, (1 + level) / 2])
+    lowest, highest = score_range
+    if baseline is not None:
+        lowest, highest = lowest - highest, highest - lowest
+    low, high = np.quantile(replicates, [(1 - level) / 2, (1 + level) / 2]).clip(lowest, highest)
     return Interval(value, float(low), float(high))
 
 

@@ -54,6 +54,7 @@ class EntityF1:
     """
 
     name = "f1"
+    score_range = (0.0, 100.0)
     higher_is_better = True
 
     def statistics(self, outputs: Sequence[Sequence[str]], answers: Sequence[Sequence[Sequence[str]]]) -> np.ndarray:

@@ -28,6 +28,8 @@ def check_answers(outputs: Sequence[Any], answers: Sequence[Sequence[Any]]) -> N
 class RatioMetric:
     """Base of metrics with statistics [numerator, denominator] and the score 100 · Σ numerator / Σ denominator."""
 
+    score_range = (0.0, 100.0)
+
     def score(self, sums: np.ndarray) -> np.ndarray:
         return np.asarray(100 * sums[..., 0] / np.maximum(sums[..., 1], 1))
 
@@ -51,6 +53,7 @@ class Bleu:
     53.73
     """
 
+    score_range = (0.0, 100.0)
     name: str = "bleu"
     tokenize: Literal["13a", "none", "intl", "char", "zh"] = "13a"
     lowercase: bool = False
@@ -142,6 +145,7 @@ class LengthRatio(RatioMetric, Bleu):
     75.0
     """
 
+    score_range = (0.0, math.inf)
     name: str = "length_ratio"
 
 
@@ -163,6 +167,7 @@ class ChrF:
     67.23
     """
 
+    score_range = (0.0, 100.0)
     name: str = "chrf"
     references: int | None = 1  # answers per example, for the signature; None if the number varies
     higher_is_better: bool = field(default=True, init=False)
@@ -302,6 +307,7 @@ class Cider(RatioMetric):
     750.0
     """
 
+    score_range = (0.0, 1000.0)
     name = "cider"
     higher_is_better = True
 
@@ -345,6 +351,7 @@ class ErrorRate(RatioMetric):
     50.0
     """
 
+    score_range = (0.0, math.inf)
     name: str = "error_rate"
     unit: Literal["word", "character"] = "word"  # how strings are split; other sequences are compared by element
     higher_is_better: bool = field(default=False, init=False)

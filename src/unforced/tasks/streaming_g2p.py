@@ -40,10 +40,11 @@ class PhonemeMetric:
     array([[1., 4.]])
     """
 
-    def __init__(self, metric: Metric) -> None:
+    def __init__(self, metric: ErrorRate | ExactError) -> None:
         self.metric = metric
         self.name = metric.name
         self.higher_is_better = metric.higher_is_better
+        self.score_range = metric.score_range
 
     def statistics(self, outputs: Sequence[Sequence[str]], answers: Sequence[Sequence[Sequence[str]]]) -> np.ndarray:
         joined = [[join_labels(answer) for answer in acceptable] for acceptable in answers]
