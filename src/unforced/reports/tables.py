@@ -175,7 +175,7 @@ def comparison_notes(comparison: Comparison) -> tuple[str, ...]:
             f"change and p-value: against {baseline} with the same decoder, over test examples"
             f"{' and seeds' if several else ''}. The interval is a paired bootstrap, the p-value a two-sided approximate "
             f"randomisation test with {comparison.permutations} permutations, not corrected for multiple comparisons. "
-            "The sentences on winners are: they multiply p-values by the number of tests of the metric (Bonferroni)."
+            "The sentences on winners are corrected: they multiply p-values by the number of tests of the metric (Bonferroni)."
         )
     if _costs_differ(comparison):
         notes.append(
