@@ -30,6 +30,7 @@ ROOMS = [
     "training",
     "huggingface",
     "chains",
+    "diagnosis",
     "experiments",
     "reports",
     "api",

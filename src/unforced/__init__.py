@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from unforced.api import batch as batch
     from unforced.api import compare as compare
     from unforced.api import decode as decode
+    from unforced.api import diagnose as diagnose
     from unforced.api import evaluate as evaluate
     from unforced.api import fit as fit
     from unforced.api import fitted as fitted

@@ -27,9 +27,10 @@ from unforced.types import Batch, Encoded, Example, Hypotheses
 if TYPE_CHECKING:
     from unforced.chains.results import ChainSummary
     from unforced.chains.scoring import Score
+    from unforced.diagnosis.diagnose import Diagnosis
 
 __all__ = [
-    "Loaded", "batch", "compare", "decode", "evaluate", "fit", "fitted", "load", "model", "objective", "report", "sample",
+    "Loaded", "batch", "compare", "decode", "diagnose", "evaluate", "fit", "fitted", "load", "model", "objective", "report", "sample",
     "score", "task", "train",
 ]  # fmt: skip
 
@@ -150,6 +151,34 @@ def evaluate(
         summary = dataclasses.replace(summary, rows=tuple(row for row in summary.rows if row.decoder in scores))
         print_evaluation(add_statistics(summary, runs, fitted_task.task.metrics()))
     return scores
+
+
+def diagnose(
+    model: str | Path | nn.Module,
+    examples: Iterable[Any] | None = None,
+    *,
+    task: FittedTask | None = None,
+    split: Split = "dev",
+    most: int | None = 1000,
+    quiet: bool = False,
+) -> "Diagnosis":
+    """Measure what each kind of remedy could win on a trained model, without training it.
+
+    Args:
+        model: A run folder, into which diagnosis.json is written, or a network with its fitted ``task`` (see `load`).
+        examples: Examples with targets that the model was not trained on; by default those of the ``split``.
+        most: Number of examples to use, evenly spread; all if None.
+    """
+    from unforced.diagnosis import diagnose as diagnosis
+
+    if isinstance(model, nn.Module):
+        if task is None:
+            raise InputError("pass task=, the fitted task of the network, as unforced.load returns it")
+        trained = diagnosis.Trained(model, task)
+    else:
+        trained = diagnosis.open_trained(model)
+    chosen = None if examples is None else [_example(pair) for pair in examples]
+    return diagnosis.diagnose(trained, chosen, split=split, most=most, quiet=quiet)
 
 
 # Parts of a custom training loop

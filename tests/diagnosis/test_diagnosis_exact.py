@@ -89,7 +89,7 @@ def test_a_copied_first_mistake_costs_every_position_after_it() -> None:
     keep = {"A": {"A": 9.0, "B": 0.0}, "B": {"A": 0.0, "B": 9.0}}
     scores = {("", "x"): {"A": 1.0, "B": 0.0}} | {(tag, "x"): row for tag, row in keep.items()}
     finding = measure_history(tagger(scores, [("xxxx", "AAAA"), ("xxxx", "BBBB")] * 40))
-    assert finding.headroom.points == pytest.approx(100 * (0.5 + 3) / 4 - 50)
+    assert finding.headroom.value == pytest.approx(100 * (0.5 + 3) / 4 - 50)
     assert [point["points"] for point in finding.details["by_position"]] == [0.0, 50.0, 50.0, 50.0]
     assert [point["gold"] for point in finding.details["by_position"]] == [50.0, 100.0, 100.0, 100.0]
     first, *later = finding.details["recovery"]  # the only mistakes are at the first position of BBBB
@@ -111,9 +111,9 @@ def test_evidence_that_normalisation_removes_is_found() -> None:
         ("2", "b"): {"3": 1.0}, ("5", "b"): {"3": 1.0},
     }  # fmt: skip
     finding = measure_normalisation(tagger(scores, [("rib", "123"), ("rob", "453")] * 30))
-    assert finding.headroom.points == pytest.approx(100 - 100 * (3 + 1) / 6)
+    assert finding.headroom.value == pytest.approx(100 - 100 * (3 + 1) / 6)
     widest = finding.details["by_width"][-1]
-    assert widest["log_probs"] == pytest.approx(100 * 4 / 6)
+    assert widest["log_probs"]["points"] == pytest.approx(100 * 4 / 6)
     assert widest["raw"]["points"] == pytest.approx(100 * 2 / 6)
     assert finding.details["by_width"][0]["raw"]["points"] == 0.0  # greedy search decides too early either way
     leaves = {entry["width"]: entry for entry in finding.details["gold_leaves_beam"]}
@@ -141,8 +141,8 @@ def test_planted_search_errors_are_counted() -> None:
     assert [widths[w]["search_errors"] for w in (1, 2, 4, 8)] == [50.0, 50.0, 50.0, 0.0]
     assert [widths[w]["model_errors"] for w in (1, 2, 4, 8)] == [50.0, 50.0, 50.0, 50.0]
     # a beam of 4 finds V0: half right for V1, and one in two for B0, which the repair makes two in two
-    assert widths[4]["score"] == pytest.approx(50.0)
-    assert finding.headroom.points == pytest.approx(25.0)
+    assert widths[4]["score"]["points"] == pytest.approx(50.0)
+    assert finding.headroom.value == pytest.approx(25.0)
 
 
 def test_ranking_counts_the_best_of_the_n_best() -> None:
@@ -152,7 +152,7 @@ def test_ranking_counts_the_best_of_the_n_best() -> None:
     found = {entry["outputs"]: entry["best"]["points"] for entry in finding.details["nbest"]}
     assert finding.details["first"] == pytest.approx(20.0)
     assert found == pytest.approx({2: 20.0, 4: 60.0, 8: 80.0, 16: 80.0})
-    assert finding.headroom.points == pytest.approx(60.0)
+    assert finding.headroom.value == pytest.approx(60.0)
     means = {entry["outputs"]: entry["mean"]["points"] for entry in finding.details["nbest"]}
     assert means[4] == pytest.approx(0.0)  # every tag is right as often as the first
 
@@ -165,7 +165,7 @@ def test_temperature_and_calibration_of_a_known_model() -> None:
     assert finding.details["calibration_error"]["points"] == pytest.approx(15.0, abs=1e-4)
     before = -(0.75 * torch.tensor(0.9).log() + 0.25 * torch.tensor(0.1).log())
     after = -(0.75 * torch.tensor(0.75).log() + 0.25 * torch.tensor(0.25).log())
-    assert finding.headroom.points == pytest.approx(float(before - after), abs=3e-3)
+    assert finding.headroom.value == pytest.approx(float(before - after), abs=3e-3)
     assert [entry["tokens"] for entry in finding.details["reliability"]] == [400.0]
 
 
@@ -221,4 +221,4 @@ def test_free_lengths_compare_the_rest_of_the_output() -> None:
     assert [(cut["given"], cut["own"], cut["gold"]) for cut in finding.details["by_cut"]] == [
         (0.25, 50.0, 0.0), (0.5, 50.0, 0.0), (0.75, 50.0, 0.0),
     ]  # fmt: skip
-    assert finding.headroom.points == pytest.approx(50.0)
+    assert finding.headroom.value == pytest.approx(50.0)

@@ -11,6 +11,7 @@ from typing import Any
 from cyclopts import App, CycloptsError, Parameter
 
 from unforced import __version__
+from unforced.cli.diagnose import diagnose
 from unforced.cli.energy import sample, score
 from unforced.cli.inspect import data, list_, plot, show
 from unforced.cli.train import compare, decode, evaluate, report, train
@@ -37,6 +38,10 @@ EXAMPLES: dict[Callable[..., Any], tuple[str, ...]] = {  # printed below the hel
     decode: (
         'echo "unforced" | unforced decode runs/first',
         "unforced decode runs/first beam=10 --nbest 3 < words.txt",
+    ),
+    diagnose: (
+        "unforced diagnose runs/first",
+        "unforced diagnose pairs task.train=train.tsv task.dev=dev.tsv model=hf:FOLDER",
     ),
     score: (
         'echo "A dog is sleeping ." | unforced score runs/masked',

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from unforced.decoding.teacher_forcing import gold_scores
-from unforced.diagnosis.subject import Finding, Gain, Subject, halves
+from unforced.diagnosis.subject import Finding, Subject, halves, points, ratio
 from unforced.metrics.significance import interval
 from unforced.ops.masks import widened
 from unforced.training.evaluation import spread
@@ -32,21 +32,20 @@ def measure_confidence(subject: Subject, train: list[Example] | None = None) -> 
     for own in (0, 1):
         chosen[half == own] = losses[half == own, losses[half != own].sum(axis=0).argmin()]
     rows = np.stack([now - chosen, tokens], axis=1)
-    low, high = interval(_ratio, rows)
-    headroom = Gain(float(_ratio(rows.sum(axis=0))), low, high)
+    headroom = interval(ratio, rows)
     bins = np.stack([table.bins.ravel() for table in tables])  # [N,BINS·3]
     best = float(TEMPERATURES[losses.sum(axis=0).argmin()])
-    error = float(calibration_error(bins.sum(axis=0)))
+    error = interval(calibration_error, bins)
     details: dict[str, Any] = {
         "temperature": best,
         "nll": float(now.sum() / tokens.sum()),
-        "calibration_error": {"points": error, "interval": list(interval(calibration_error, bins))},
+        "calibration_error": points(error),
         "reliability": reliability(bins.sum(axis=0).reshape(BINS, 3)),
     }
     if train:
         details["train_nll"] = train_likelihood(subject, train)
     manner = "overconfident" if best > 1 else "underconfident"
-    meaning = f"The calibration error is {error:.1f} points; the best temperature is {best:.2f}"
+    meaning = f"The calibration error is {error.value:.1f} points; the best temperature is {best:.2f}"
     meaning += f" ({manner})." if abs(best - 1) > 0.03 else " (well calibrated)."
     return Finding("confidence", headroom, UNIT, meaning, details)
 
@@ -96,11 +95,7 @@ def train_likelihood(subject: Subject, train: list[Example]) -> dict[str, Any]:
     """Return −log p per token of as many training examples, with its interval."""
     tables = subject.map(lambda batch: token_table(subject, batch), spread(train, len(subject.examples)))
     rows = np.array([[table.losses[ONE], table.bins[:, 0].sum()] for table in tables])
-    return {"points": float(_ratio(rows.sum(axis=0))), "interval": list(interval(_ratio, rows))}
-
-
-def _ratio(sums: np.ndarray) -> np.ndarray:
-    return np.asarray(sums[..., 0] / np.maximum(sums[..., 1], 1))
+    return points(interval(ratio, rows))
 
 
 def _numpy(values: Tensor) -> np.ndarray:

@@ -11,8 +11,8 @@ from torch import Tensor
 from unforced.decoding.gold_history import GoldHistory
 from unforced.decoding.greedy import Greedy, OneToken, argmax, singles
 from unforced.decoding.search import Constraints, limits, search
-from unforced.diagnosis.subject import Finding, Gain, Ids, Subject
-from unforced.metrics.significance import interval
+from unforced.diagnosis.subject import Finding, Ids, Subject, points, ratio
+from unforced.metrics.significance import Interval, interval
 from unforced.ops import random_streams
 from unforced.ops.masks import widened
 from unforced.types import Batch
@@ -35,14 +35,14 @@ def measure_history(subject: Subject) -> Finding:
         headroom, details = compare_continuations(subject)
         how = "when it continues a correct beginning"
     details["recovery"] = recovery_curve(subject)
-    meaning = f"The model scores {headroom.points:+.1f} points {how}, compared with its own output before it."
+    meaning = f"The model scores {headroom.value:+.1f} points {how}, compared with its own output before it."
     return Finding("history", headroom, "points", meaning, details)
 
 
 # A label for each input
 
 
-def compare_labels(subject: Subject) -> tuple[Gain, dict[str, Any]]:
+def compare_labels(subject: Subject) -> tuple[Interval, dict[str, Any]]:
     """Compare greedy search with and without target history, as a whole and by position."""
     own = [found.outputs[0] for found in subject.decode(Greedy())]
     gold = [found.outputs[0] for found in subject.decode(GoldHistory())]
@@ -60,21 +60,19 @@ def accuracy_by_position(own: list[Ids], gold: list[Ids], targets: list[Ids]) ->
         right = 100.0 * np.asarray(there, dtype=np.float64)  # [n,2]
         change = mean_interval(right[:, 1] - right[:, 0])
         own_score, gold_score = right.mean(axis=0).tolist()
-        curve.append({"position": t, "own": own_score, "gold": gold_score, **change.to_json()})
+        curve.append({"position": t, "own": own_score, "gold": gold_score, **points(change)})
     return curve
 
 
-def mean_interval(values: np.ndarray) -> Gain:
+def mean_interval(values: np.ndarray) -> Interval:
     """Return the mean of the examples' values with its bootstrap interval."""
-    rows = np.stack([values, np.ones_like(values)], axis=1)
-    low, high = interval(lambda sums: sums[..., 0] / sums[..., 1], rows)
-    return Gain(float(values.mean()), low, high)
+    return interval(ratio, np.stack([values, np.ones_like(values)], axis=1))
 
 
 # Free lengths
 
 
-def compare_continuations(subject: Subject) -> tuple[Gain, dict[str, Any]]:
+def compare_continuations(subject: Subject) -> tuple[Interval, dict[str, Any]]:
     """Compare the rest of the output after a part of the target with the same rest of the model's own output.
 
     The headroom is of all cuts together: every cut of an example counts as an output.
@@ -86,7 +84,7 @@ def compare_continuations(subject: Subject) -> tuple[Gain, dict[str, Any]]:
         given, own = continuation_statistics(subject, own_outputs, at)
         pieces.append((given, own))
         cuts.append({"given": share, "own": subject.score(own), "gold": subject.score(given)})
-        cuts[-1] |= subject.gain(given, own).to_json()
+        cuts[-1] |= points(subject.gain(given, own))
     given, own = (np.sum(column, axis=0) for column in zip(*pieces))  # rows of an example are added
     return subject.gain(given, own), {"by_cut": cuts}
 
@@ -176,8 +174,8 @@ def recovery_curve(subject: Subject) -> list[dict[str, Any]]:
         curve.append(
             {
                 "distance": d + 1,
-                "log_prob": mean_interval(there[:, 0]).to_json(),
-                "accuracy": mean_interval(100 * there[:, 1]).to_json(),
+                "log_prob": points(mean_interval(there[:, 0])),
+                "accuracy": points(mean_interval(100 * there[:, 1])),
             }
         )
     return curve

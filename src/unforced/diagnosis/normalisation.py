@@ -11,7 +11,7 @@ from unforced.decoding.beam import Beam, Pool, PoolMemory
 from unforced.decoding.search import Constraints, HardMove, ScoreType, Selection, limits, search
 from unforced.decoding.teacher_forcing import output_features
 from unforced.diagnosis.search_errors import WIDTHS
-from unforced.diagnosis.subject import Finding, Found, Ids, Subject, halves
+from unforced.diagnosis.subject import Finding, Found, Ids, Subject, halves, points
 from unforced.metrics.significance import interval
 from unforced.ops.masks import length_mask, widened
 from unforced.training.evaluation import gold_likelihoods
@@ -37,10 +37,8 @@ def measure_normalisation(subject: Subject) -> Finding:
             rows[kind] = subject.statistics([each.outputs[0] for each in found])
             if width == WIDEST:
                 pools[kind] = found
-        low, high = interval(subject.metric.score, rows["local"])
-        raw = subject.gain(rows["global"], rows["local"])
-        entry = {"width": width, "log_probs": subject.score(rows["local"]), "interval": [low, high]}
-        curve.append({**entry, "raw": raw.to_json()})
+        log_probs, raw = interval(subject.metric.score, rows["local"]), subject.gain(rows["global"], rows["local"])
+        curve.append({"width": width, "log_probs": points(log_probs), "raw": points(raw)})
     candidates = [merge(*pair) for pair in zip(pools["local"], pools["global"])]
     statistics = subject.candidate_statistics(candidates)  # [N,K,D]
     scores = np.stack(subject.map(lambda batch: candidate_scores(subject, batch, candidates)))
@@ -52,12 +50,12 @@ def measure_normalisation(subject: Subject) -> Finding:
     details = {
         "by_width": curve,
         "lambda": sorted({float(weight) for weight in weights}),
-        "oracle": subject.gain(subject.best_of(statistics), base).to_json(),
+        "oracle": points(subject.gain(subject.best_of(statistics), base)),
         "log_z": {"mean": float(mean), "variance": float(squares / tokens - mean**2)},
         "gold_leaves_beam": [gold_in_beam(subject, width) for width in WIDTHS],
     }
     meaning = (
-        f"Raw scores in place of log-probabilities change the score by {raw.points:+.1f} points at a beam of {WIDEST}."
+        f"Raw scores in place of log-probabilities change the score by {raw.value:+.1f} points at a beam of {WIDEST}."
     )
     return Finding("normalisation", headroom, "points", meaning, details)
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from unforced.decoding.beam import Beam
 from unforced.decoding.sampling import Sample
-from unforced.diagnosis.subject import Finding, Subject
+from unforced.diagnosis.subject import Finding, Subject, points
 
 SIZES = (2, 4, 8, 16)
 REFERENCE = 4  # the number of outputs that headroom is measured with
@@ -35,7 +35,7 @@ def measure_ranking(subject: Subject) -> Finding:
 def _compare(subject: Subject, rows: np.ndarray, first: np.ndarray, n: int) -> dict[str, Any]:
     """Return what the best and the mean of K outputs [N,K,D] gain over the first of the n best [N,D]."""
     best, mean = subject.gain(subject.best_of(rows), first), subject.gain(rows.mean(axis=1), first)
-    return {"outputs": n, "best": best.to_json(), "mean": mean.to_json()}
+    return {"outputs": n, "best": points(best), "mean": points(mean)}
 
 
 def _filled(outputs: list[list[int]], scores: list[float]) -> list[list[int]]:

@@ -7,7 +7,7 @@ import torch
 
 from unforced.decoding.beam import Beam
 from unforced.decoding.teacher_forcing import score_outputs
-from unforced.diagnosis.subject import Finding, Subject
+from unforced.diagnosis.subject import Finding, Subject, points
 from unforced.metrics.significance import interval
 from unforced.types import Batch
 
@@ -29,8 +29,7 @@ def measure_search(subject: Subject) -> Finding:
         rows = subject.statistics([each.outputs[0] for each in found])
         wrong = np.array([each.outputs[0] != target for each, target in zip(found, targets)])
         missed = wrong & np.array([score > each.scores[0] for each, score in zip(found, scores)])
-        low, high = interval(subject.metric.score, rows)
-        entry: dict[str, Any] = {"width": width, "score": subject.score(rows), "interval": [low, high]}
+        entry: dict[str, Any] = {"width": width, "score": points(interval(subject.metric.score, rows))}
         entry |= {"search_errors": 100 * float(missed.mean()), "model_errors": 100 * float((wrong & ~missed).mean())}
         entry["length_ratio"] = sum(len(each.outputs[0]) for each in found) / max(1, sum(map(len, targets)))
         curve.append(entry)

@@ -8,7 +8,7 @@ import numpy as np
 from torch import nn
 
 from unforced.errors import InputError
-from unforced.metrics.significance import paired_bootstrap
+from unforced.metrics.significance import Interval, interval
 from unforced.ops.random_streams import generator
 from unforced.protocols import Decoder, FittedTask, LikelihoodMetric, require
 from unforced.training.batching import source_length
@@ -19,30 +19,19 @@ T = TypeVar("T")
 Ids = list[int]
 
 
-class Gain(NamedTuple):
-    """A difference of scores in points of the metric, positive if better, with its 95 % interval."""
-
-    points: float
-    low: float
-    high: float
-
-    def to_json(self) -> dict[str, Any]:
-        return {"points": self.points, "interval": [self.low, self.high]}
-
-
 @dataclass(frozen=True)
 class Finding:
     """One row of a diagnosis."""
 
     name: str
-    headroom: Gain
+    headroom: Interval
     unit: str
     meaning: str  # one sentence
     details: dict[str, Any]  # curves and shares, as plain data
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "headroom": self.headroom.points,
+            "headroom": self.headroom.value,
             "interval": [self.headroom.low, self.headroom.high],
             "unit": self.unit,
             "meaning": self.meaning,
@@ -114,12 +103,12 @@ class Subject:
     def score(self, rows: np.ndarray) -> float:
         return float(self.metric.score(rows.sum(axis=0)))
 
-    def gain(self, better: np.ndarray, base: np.ndarray) -> Gain:
+    def gain(self, better: np.ndarray, base: np.ndarray) -> Interval:
         """Return by how many points ``better`` [N,D] is better than ``base`` [N,D]."""
-        change = paired_bootstrap(self.metric.score, better, base)
+        change = interval(self.metric.score, better, base)
         if self.metric.higher_is_better:
-            return Gain(*change)
-        return Gain(-change.difference, -change.high, -change.low)
+            return change
+        return Interval(*(0.0 - each for each in (change.value, change.high, change.low)))
 
     def best_of(self, rows: np.ndarray) -> np.ndarray:
         """Return the rows [N,D] of the best of K outputs of each example [N,K,D]; the first wins ties.
@@ -133,9 +122,19 @@ class Subject:
         return best
 
 
+def ratio(sums: np.ndarray) -> np.ndarray:
+    """Return the first of two sums [...,2] per unit of the second."""
+    return np.asarray(sums[..., 0] / np.maximum(sums[..., 1], 1))
+
+
 def halves(size: int) -> np.ndarray:
     """Return 0 or 1 for each example: a random half, to fit one number on each half and use it on the other."""
     return np.random.default_rng(0).permutation(size) % 2
+
+
+def points(value: Interval) -> dict[str, Any]:
+    """Return a figure of the details as plain data."""
+    return {"points": value.value, "interval": [value.low, value.high]}
 
 
 class Found(NamedTuple):
