@@ -4,7 +4,7 @@ import pytest
 import torch
 from small_models import ENDED, FIXED, lstm, make_batch, toy
 
-from unforced.decoding import Beam, Greedy, Sample
+from unforced.decoding import Beam, Greedy, Sample, SoftBeamSearch
 from unforced.models.transformer import Causal, Transformer
 from unforced.types import Batch, Sizes
 
@@ -18,6 +18,7 @@ DECODERS = {
     "full": Beam(3, early_stopping="full"),
     "never": Beam(4, nbest=2, early_stopping="never", length_penalty=0.6),
     "stay": Beam(3, nbest=3, finished="stay"),
+    "soft": SoftBeamSearch(3, 2.0),
 }
 
 

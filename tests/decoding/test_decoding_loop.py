@@ -1,6 +1,6 @@
 """The loop takes soft selectors as well: a small relaxed beam search (CRB Algorithm 3) runs through it unchanged."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import pytest
@@ -8,7 +8,7 @@ import torch
 from small_models import FIXED, SOURCES, lstm, make_batch, toy
 from torch import Tensor
 
-from unforced.decoding import Beam
+from unforced.decoding import Beam, Greedy
 from unforced.decoding.search import HardMove, Nodes, SearchResult, Selection, follow, hypotheses, search
 from unforced.models.transformer import Transformer
 from unforced.ops import state_rows
@@ -119,3 +119,21 @@ def test_following_a_trace_by_hand():
         [[11, 20, 0], [11, 0, 0], [0, 0, 0]],
         [[13, 23, 30], [13, 22, 31], [13, 22, 0]],
     ]
+
+
+@pytest.mark.parametrize("decoder", [Greedy(min_length=6, max_length=6), Beam(beam=1, min_length=6, max_length=6)])
+def test_the_first_input_of_an_example_is_the_first_of_its_prefix(decoder):
+    """Against feeding the whole prefix anew at every step."""
+    differ = 0
+    for seed in range(6):
+        model, usual = lstm(seed).eval(), make_batch(SOURCES)
+        first = torch.tensor([[3], [4], [1], [3]])
+        batch = replace(usual, prefix=torch.cat([first, usual.prefix[:, 1:]], dim=1))
+        expected = first
+        for _ in range(6):
+            features, _ = model.advance(model.start(batch), model.embed(expected))
+            scores = model.score(features[:, -1]).index_fill(1, torch.tensor([0, 1, 2]), -torch.inf)
+            expected = torch.cat([expected, scores.argmax(dim=1, keepdim=True)], dim=1)
+        assert torch.equal(decoder(model, batch).tokens[:, 0], expected[:, 1:])
+        differ += not torch.equal(expected[:, 1:], decoder(model, usual).tokens[:, 0])
+    assert differ > 0

@@ -237,20 +237,6 @@ def test_the_number_kept_grows_till_the_bound_holds():
     assert kept(peaked, 1e-12) >= kept(peaked, 1e-2)
 
 
-@pytest.mark.parametrize("build", [lstm, transformer], ids=["lstm", "transformer"])
-@SYMBOLS
-def test_batch_mates_and_padding_change_nothing(build, symbols):
-    model = build(4, 7)
-    decoder = SoftBeamSearch(3, 2.0, max_length=more_steps(make_batch(SOURCES, symbols)))
-    together = decoder(model, make_batch(SOURCES, symbols, width=6))
-    for row, source in enumerate(SOURCES):
-        alone = decoder(model, make_batch([source], symbols))
-        n = int(alone.lengths[0, 0])
-        assert int(together.lengths[row, 0]) == n
-        assert torch.equal(together.tokens[row, 0, :n], alone.tokens[0, 0, :n])
-        torch.testing.assert_close(together.scores[row], alone.scores[0], rtol=1e-6, atol=1e-6)
-
-
 def test_min_length_holds_and_outputs_end_at_the_first_end():
     model = lstm(3, 6)
     batch = make_batch(SOURCES)

@@ -67,8 +67,8 @@ T5S: dict[str, Any] = {
 }
 
 
-def t5() -> Any:
-    return tf.T5ForConditionalGeneration(tf.T5Config(**T5S))
+def t5(dropout: float = 0.0) -> Any:
+    return tf.T5ForConditionalGeneration(tf.T5Config(**{**T5S, "dropout_rate": dropout}))
 
 
 def t5_untied() -> Any:
@@ -92,10 +92,10 @@ def two_berts() -> Any:
     return model
 
 
-def gpt2() -> Any:
+def gpt2(dropout: float = 0.0) -> Any:
     config = tf.GPT2Config(
         vocab_size=V, n_embd=16, n_layer=2, n_head=2, n_positions=64, **SPECIAL,
-        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+        resid_pdrop=dropout, embd_pdrop=dropout, attn_pdrop=dropout,
     )  # fmt: skip
     return tf.GPT2LMHeadModel(config)
 
@@ -103,6 +103,10 @@ def gpt2() -> Any:
 def gemma2() -> Any:
     config = tf.Gemma2Config(**LLAMAS, head_dim=8, sliding_window=4, final_logit_softcapping=3.0)
     return tf.Gemma2ForCausalLM(config)
+
+
+def bert() -> Any:
+    return tf.BertForMaskedLM(tf.BertConfig(**BERTS))
 
 
 def qwen3_next() -> Any:
@@ -161,7 +165,7 @@ CAUSAL = {
     "qwen3-next": Case(qwen3_next, 2e-5, dtype=torch.float32),
 }  # fmt: skip
 MASKED = {
-    "bert": Case(lambda: tf.BertForMaskedLM(tf.BertConfig(**BERTS)), options={"mask": 3}),
+    "bert": Case(bert, options={"mask": 3}),
     "roberta": Case(
         lambda: tf.RobertaForMaskedLM(tf.RobertaConfig(**{**BERTS, "pad_token_id": 1}, bos_token_id=0, eos_token_id=2)),
         options={"mask": 3},

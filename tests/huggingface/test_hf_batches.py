@@ -46,20 +46,6 @@ def test_prompts_may_be_padded_on_either_side(name: str) -> None:
     agree(loss(model, left), model.model(**collated(name, 3)).loss)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama"])
-def test_a_language_models_batch_has_no_prompts(name: str) -> None:
-    """Labels that are the input ids: everything is scored but the first token, which has nothing before it."""
-    model, ids = CAUSAL[name].wrapped(), tokens((3, 7), 2)
-    mask = torch.ones_like(ids)
-    mask[1, 4:] = 0
-    labels = ids.masked_fill(mask == 0, -100)
-    made = make_batch(model, ids, mask, labels)
-    assert made.source is not None
-    assert made.source.shape == (3, 0)
-    assert made.tokens == 6 + 3 + 6
-    agree(loss(model, made), model.model(input_ids=ids, attention_mask=mask, labels=labels).loss)
-
-
 def test_a_dialogue_becomes_an_example_for_each_turn_that_is_scored() -> None:
     model, ids = CAUSAL["gpt2"].wrapped(), tokens((2, 9), 4)
     labels = ids.clone()
@@ -134,12 +120,6 @@ def test_decoder_inputs_of_a_collator_are_checked() -> None:
         make_batch(model, **data, decoder_input_ids=shifted.roll(1, dims=1))
 
 
-def test_padding_of_labels_is_cut_off() -> None:
-    model, data = ENCODER_DECODERS["t5"].wrapped(), collated("t5")
-    wide = torch.nn.functional.pad(data["labels"], (0, 4), value=-100)
-    assert make_batch(model, **{**data, "labels": wide}).gold.shape == (4, 5)
-
-
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
@@ -158,15 +138,3 @@ def test_bad_data_is_named(name: str, change: dict[str, Any], message: str) -> N
     model = DECODERS[name].wrapped()
     with pytest.raises(InputError, match=message):
         make_batch(model, **{**collated(name), **change})
-
-
-def test_lists_make_a_batch_too() -> None:
-    model, data = DECODERS["gpt2"].wrapped(), collated("gpt2")
-    plain, listed = (
-        make_batch(model, **data),
-        make_batch(model, **{name: value.tolist() for name, value in data.items()}),
-    )
-    assert torch.equal(plain.gold, listed.gold)
-    assert torch.equal(plain.source, listed.source)
-    typed = make_batch(model, **data, token_type_ids=torch.zeros_like(data["input_ids"]))
-    assert torch.equal(typed.prefix, plain.prefix)

@@ -120,18 +120,6 @@ def test_rows_follow_their_hypotheses(name: str) -> None:
 
 
 @FEW
-def test_a_fresh_state_can_be_reordered_and_mixed(name: str) -> None:
-    model, batch = made(name)
-    state = state_rows.repeat(model.start(batch), 2)
-    inputs = model.embed(torch.tensor([[5], [5]]).repeat(len(batch), 1))
-    plain, _ = model.advance(state, inputs)
-    order = torch.tensor([1, 0]).repeat(len(batch)) + 2 * torch.arange(len(batch)).repeat_interleave(2)
-    close(name, model.advance(state_rows.reorder(state, order), inputs)[0], plain)
-    halves = torch.full((len(batch), 2, 2), 0.5, dtype=torch.float64)
-    close(name, model.advance(state_rows.mix(state, halves), inputs)[0], plain)
-
-
-@FEW
 def test_advance_leaves_the_state_alone(name: str) -> None:
     model, batch = made(name)
     state = model.start(batch)
@@ -216,10 +204,3 @@ def test_bfloat16_autocast_stays_close_and_trains(name: str) -> None:
     near.backward()
     missing = [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None]
     assert all("pooler" in missing_name for missing_name in missing)
-
-
-@FEW
-def test_row_order_changes_nothing(name: str) -> None:
-    model, batch = made(name)
-    order = torch.tensor([2, 0, 3, 1])
-    close(name, features(model, batch.select(order)), features(model, batch)[order])

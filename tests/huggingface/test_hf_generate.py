@@ -75,7 +75,7 @@ def compare(name: str, seed: int, settings: tuple[Any, ...]) -> set[int]:
     beam, penalty, nbest, minimum, stopping = settings
     hf = DECODERS[name].model(seed)
     end_more_often(hf, seed)
-    model = wrap(hf, **DECODERS[name].options, check=False)
+    model = wrap(hf, **DECODERS[name].options)
     inputs = prompts(name, seed)
     output = generated(
         hf,

@@ -149,17 +149,6 @@ def test_decoding_is_that_of_generate(place: Path) -> None:
     assert [fitted.codec.decode(ids) for ids in ours] == own.batch_decode(found, skip_special_tokens=True)
 
 
-def test_the_run_goes_on_from_its_weights(place: Path, tmp_path: Path) -> None:
-    """The run's weights are a plain model's again, for ``from_pretrained``."""
-    model, _ = unforced.load(place / "run")
-    model.model.save_pretrained(tmp_path)  # type: ignore[operator, union-attr]
-    again = tf.AutoModelForSeq2SeqLM.from_pretrained(tmp_path, local_files_only=True)
-    first = tf.AutoModelForSeq2SeqLM.from_pretrained(place / "t5", local_files_only=True)
-    for name, value in again.state_dict().items():
-        assert torch.equal(value, model.model.state_dict()[name])  # type: ignore[operator, union-attr]
-    assert any(not torch.equal(value, first.state_dict()[name]) for name, value in again.state_dict().items())
-
-
 def test_the_recipe_reads_back(place: Path) -> None:
     loaded = recipes.load(place / "t5.toml")
     assert isinstance(loaded.task, TokenizedTask)
@@ -288,31 +277,6 @@ def test_objectives_are_told_of_a_wrapped_model(place: Path) -> None:
     for wrong in (model, codec.tokenizer):
         with pytest.raises(InputError, match="has no vocabulary: pass a codec"):
             unforced.fitted(plain, wrong)
-
-
-def test_references_are_read_as_targets_are(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some tokenizers, such as Marian's, have other pieces for targets than for sources."""
-    codec = HuggingFace(path=str(place / "t5")).codec()
-    plain = codec.tokenizer
-
-    class TwoModes:
-        def __call__(self, text: str | None = None, *, text_target: str | None = None, **rest: Any) -> Any:
-            if text_target is None:
-                return plain(text, **rest)
-            return plain(text_target.translate(str.maketrans("abc", "def")), **rest)
-
-        def __len__(self) -> int:
-            return len(plain)
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(plain, name)
-
-    monkeypatch.setattr(codec, "tokenizer", TwoModes())
-    found = codec.encode(Example("a", "b", ("b", "c a")))
-    names = codec.token_names()
-    assert found.source.tolist() == [names.index("a"), 2]
-    assert found.target == [names.index("e"), 2]
-    assert set(found.references) == {names.index(name) for name in "def"}
 
 
 def test_complaints(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

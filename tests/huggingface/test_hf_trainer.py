@@ -1,6 +1,5 @@
 """``UnforcedTrainer``: what it learns, and that everything else is as in ``Trainer``."""
 
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +8,8 @@ import torch
 from hf_cases import fast
 from torch import Tensor
 from trainer_cases import (
-    EOS,
     MASK,
     MODELS,
-    MORE,
     PAD,
     arguments,
     bert,
@@ -30,7 +27,6 @@ from trainer_cases import (
 import unforced
 from unforced.errors import InputError
 from unforced.huggingface.batches import make_batch, with_content_ids
-from unforced.huggingface.codec import LabelledExamples
 from unforced.ops import random_streams
 from unforced.types import Batch, Loss, Progress
 
@@ -66,16 +62,6 @@ def test_cross_entropy_has_the_losses_of_trainer(tmp_path: Path, case: tuple[str
     assert len(found[0][0]) == 4
     assert found[1][0] == pytest.approx(found[0][0], rel=1e-4)
     assert found[1][1] == pytest.approx(found[0][1], rel=1e-3)
-
-
-def test_accumulated_cross_entropy_has_the_losses_of_trainer(tmp_path: Path) -> None:
-    """GPT-2 divides by the labels of all micro-batches itself; T5 does not."""
-    found = []
-    for how in (None, "cross_entropy"):
-        run = trainer("gpt2", how, tmp_path, max_steps=2, per_device_train_batch_size=3, gradient_accumulation_steps=2)
-        run.train()
-        found.append(losses(run))
-    assert found[1] == pytest.approx(found[0], rel=1e-4)
 
 
 class Run:
@@ -206,38 +192,6 @@ def test_model_init_and_a_second_training(tmp_path: Path) -> None:
         ends.append(weights(made.model))
     for name, value in ends[0].items():
         assert torch.equal(ends[1][name], value)
-
-
-def test_a_second_training_of_the_same_model_goes_on(tmp_path: Path) -> None:
-    made = trainer("t5", "cross_entropy", tmp_path, max_steps=2)
-    made.train()
-    first = losses(made)
-    made.train()
-    assert len(losses(made)) == 2
-    assert losses(made)[1] < first[0]
-
-
-@pytest.mark.slow
-def test_a_subclass_may_change_the_loss(tmp_path: Path) -> None:
-    class Doubled(unforced.UnforcedTrainer):
-        def compute_loss(self, *arguments: Any, **options: Any) -> Any:
-            return 2 * super().compute_loss(*arguments, **options)
-
-    once, twice = (
-        trainer("t5", "cross_entropy", tmp_path, cls=cls, max_steps=1) for cls in (unforced.UnforcedTrainer, Doubled)
-    )
-    once.train()
-    twice.train()
-    assert losses(twice) == pytest.approx([2 * losses(once)[0]], rel=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", list(MODELS))
-@pytest.mark.parametrize("name", MORE)
-def test_other_options_of_objectives_train(tmp_path: Path, kind: str, name: str) -> None:
-    made = trainer(kind, unforced.objective(name, **MORE[name]), tmp_path)
-    made.train()
-    assert len(losses(made)) == 3
 
 
 # ---- micro-batches and counts ----
@@ -372,20 +326,6 @@ def test_iterable_data_sets(tmp_path: Path) -> None:
         build(vocabulary="references")
 
 
-def test_data_sets_with_only_a_length_and_items() -> None:
-    class Endless(torch.utils.data.Dataset):  # type: ignore[type-arg]
-        def __len__(self) -> int:
-            return 5
-
-        def __getitem__(self, number: int) -> dict[str, list[int]]:
-            return {"labels": [4 + number % 3, EOS]}
-
-    examples = LabelledExamples(Endless())
-    targets = [[4, EOS], [5, EOS], [6, EOS], [4, EOS], [5, EOS]]
-    assert [example.target for example in itertools.islice(examples, 9)] == targets
-    assert [example.target for example in examples[1:3]] == targets[1:3]
-
-
 def test_costs_look_up_tokens_in_the_tokenizer(tmp_path: Path) -> None:
     tokenizers = pytest.importorskip("tokenizers")
     names = ["<pad>", "<s>", "</s>", "<mask>", *(f"w{n}" for n in range(12))]
@@ -419,7 +359,7 @@ def test_refused_arguments(tmp_path: Path, how: Any, options: dict[str, Any], me
 
 
 def test_other_refused_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given: dict[str, Any] = {"objective": "cross_entropy", "args": arguments(tmp_path)}
+    given: dict[str, Any] = {"objective": "label_smoothing", "args": arguments(tmp_path)}
     with pytest.raises(InputError, match="compute_loss_func"):
         unforced.UnforcedTrainer(model=t5(), compute_loss_func=lambda *_, **__: None, **given)
     model = gpt2()

@@ -5,8 +5,9 @@ import random
 from pathlib import Path
 from typing import Any
 
-import pytest
+import hf_cases
 import torch
+from hf_cases import V, tf
 from torch import Tensor, nn
 
 import unforced
@@ -16,13 +17,8 @@ from unforced.huggingface.codec import LabelledExamples
 from unforced.protocols import fitted
 from unforced.types import Progress
 
-tf = pytest.importorskip("transformers")
-tf.logging.set_verbosity_error()
-
-V = 16
 PAD, BOS, EOS, MASK = 0, 1, 2, 3
 WORDS = range(4, V)
-SPECIAL: dict[str, Any] = {"pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS}
 
 # What each objective is tried with; whatever else the catalogue has is tried with its defaults.
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -39,51 +35,25 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "minimum_risk": {"samples": 4, "alpha": 0.5, "max_length": 8},
 }
 REFUSALS = ("needs a model with",)  # what objectives say where a model is not for them
-MORE: dict[str, dict[str, Any]] = {  # a second form of some
-    "scheduled_sampling": {"feed": "soft_argmax", "mixing": 0.7, "alpha": 4.0},
-    "soft_beam": {"beam": 2, "alpha": 4.0, "loss": "hinge", "scores": "global", "checkpoint": True},
-}
 
 
 def objective(name: str) -> Any:
     return unforced.objective(name, **SETTINGS.get(name, {}))
 
 
-def t5(dropout: float = 0.0, width: int = 32, layers: int = 1) -> Any:
-    config = tf.T5Config(
-        vocab_size=V, d_model=width, d_kv=width // 2, d_ff=2 * width, num_layers=layers, num_heads=2,
-        dropout_rate=dropout, decoder_start_token_id=PAD, pad_token_id=PAD, eos_token_id=EOS,
-    )  # fmt: skip
+def t5(dropout: float = 0.0) -> Any:
     torch.manual_seed(0)
-    return tf.T5ForConditionalGeneration(config)
+    return hf_cases.t5(dropout)
 
 
-def gpt2(dropout: float = 0.0, width: int = 32, layers: int = 2) -> Any:
-    config = tf.GPT2Config(
-        vocab_size=V, n_embd=width, n_layer=layers, n_head=2, n_positions=32, **SPECIAL,
-        resid_pdrop=dropout, embd_pdrop=dropout, attn_pdrop=dropout,
-    )  # fmt: skip
+def gpt2(dropout: float = 0.0) -> Any:
     torch.manual_seed(0)
-    return tf.GPT2LMHeadModel(config)
-
-
-def bart(width: int = 32, layers: int = 1) -> Any:
-    config = tf.BartConfig(
-        vocab_size=V, d_model=width, encoder_layers=layers, decoder_layers=layers, encoder_attention_heads=2,
-        decoder_attention_heads=2, encoder_ffn_dim=2 * width, decoder_ffn_dim=2 * width, max_position_embeddings=32,
-        dropout=0.0, decoder_start_token_id=BOS, forced_eos_token_id=None, **SPECIAL,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    return tf.BartForConditionalGeneration(config)
+    return hf_cases.gpt2(dropout)
 
 
 def bert() -> Any:
-    config = tf.BertConfig(
-        vocab_size=V, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
-        max_position_embeddings=32, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, pad_token_id=PAD,
-    )  # fmt: skip
     torch.manual_seed(0)
-    return tf.BertForMaskedLM(config)
+    return hf_cases.bert()
 
 
 TABLE = Path(__file__).resolve().parents[2] / "results" / "huggingface.md"  # written by tools/model_kinds.py
@@ -97,10 +67,8 @@ def table_rows() -> dict[str, list[bool]]:
 
 DECODER_OBJECTIVES = [name for name, (t5, _, _) in table_rows().items() if t5]
 MODELS = {"t5": t5, "gpt2": gpt2}
-KINDS = {**MODELS, "bart": bart, "bert": bert}
-WRAPPING: dict[str, dict[str, Any]] = {
-    "t5": {}, "bart": {}, "gpt2": {}, "bert": {"mask": MASK, "banned": (BOS, EOS)}
-}  # fmt: skip
+KINDS = {**MODELS, "bert": bert}
+WRAPPING: dict[str, dict[str, Any]] = {"t5": {}, "gpt2": {}, "bert": {"mask": MASK, "banned": (BOS, EOS)}}
 
 
 @functools.cache

@@ -11,12 +11,14 @@ from torch import Tensor, nn
 
 from unforced.errors import InputError
 from unforced.huggingface.parts import (
-    argument_names,
+    base_model,
     class_name,
+    decoder_options,
     find_parts,
     is_encoder_decoder,
     position_limit,
     score_features,
+    submodule_path,
 )
 from unforced.huggingface.vocabulary import ModelVocabulary
 from unforced.types import Batch, DecoderState, Tree
@@ -24,8 +26,7 @@ from unforced.types import Batch, DecoderState, Tree
 # ---- Caches ----
 #
 # The caches of transformers are objects that a forward pass changes. A state holds only the tensors of a cache, with
-# rows
-# first, and the layout, which is never changed: each forward pass gets a new cache object.
+# rows first, and the layout, which is never changed: each forward pass gets a new cache object.
 
 
 class CacheParts(NamedTuple):
@@ -70,14 +71,9 @@ def _emptied(cache: Any, rows: int) -> tuple[Any, Tree]:
                 vars(layer)[name].update(dict.fromkeys(part))
             else:
                 vars(layer)[name] = None
-        for leaf in (
-            leaf for part in tensors.values() for leaf in (part.values() if isinstance(part, dict) else [part])
-        ):
-            if leaf.shape[0] != rows:
-                raise InputError(
-                    f"a cache layer of the class {type(layer).__name__} holds a tensor {tuple(leaf.shape)} whose first "
-                    f"dimension is not the {rows} rows"
-                )
+        parts = [part.values() if isinstance(part, dict) else [part] for part in tensors.values()]
+        if any(leaf.shape[0] != rows for leaves in parts for leaf in leaves):
+            raise InputError(f"a cache layer of the class {type(layer).__name__} holds tensors without rows")
         found.append(tensors)
     return layout, tuple(found)
 
@@ -202,6 +198,8 @@ def embedding_scale(embedding: nn.Module) -> float | None:
 
 # ---- Decoders ----
 
+ONE_PASS = "cross_entropy, label_smoothing or parallel_scheduled_sampling"
+
 
 class SharedState(NamedTuple):
     """What all hypotheses of an example share."""
@@ -213,7 +211,7 @@ class SharedState(NamedTuple):
     pending: Tensor | None = None  # [R,P,E] inputs still to be fed; the last one replaces the start symbol
     seen: int = 0  # columns fed so far
     layout: Any = None  # the cache without its tensors
-    lost: str = ""  # the reason if the last pass kept no cache
+    lost: str = ""  # why the last pass kept no cache
 
 
 class WrappedDecoder(WrappedModel, ABC):
@@ -228,6 +226,7 @@ class WrappedDecoder(WrappedModel, ABC):
         self.parts = find_parts(model)
         self.takes_strides = True  # whether a state can be advanced over several positions at once
         self.takes_left_padding = True  # whether prompts of several lengths can share a batch
+        self.stepless = ""  # why the model cannot go step by step, if it cannot
 
     @property
     def owner(self) -> Any:
@@ -263,11 +262,7 @@ class WrappedDecoder(WrappedModel, ABC):
     def advance(self, state: DecoderState, inputs: Tensor) -> tuple[Tensor, DecoderState]:
         shared: SharedState = state.shared
         if shared.lost:
-            raise InputError(
-                f"{class_name(self.model)} keeps no cache while training with {shared.lost}, but this method "
-                "goes step by "
-                "step: turn that off"
-            )
+            raise InputError(f"this method goes step by step, but {class_name(self.model)} {shared.lost}")
         wanted = inputs.shape[1]
         if wanted > 1 and not self.takes_strides and shared.layout is not None:
             parts = []
@@ -278,9 +273,13 @@ class WrappedDecoder(WrappedModel, ABC):
         if shared.pending is not None:
             inputs = torch.cat([shared.pending.to(inputs.dtype), inputs[:, 1:]], dim=1)
         total, lost = shared.seen + inputs.shape[1], self.no_cache_reason()
-        options: dict[str, Any] = {"inputs_embeds": inputs, "use_cache": not lost, "return_dict": True}
+        options: dict[str, Any] = {"inputs_embeds": inputs, "return_dict": True}
+        if "use_cache" in self.parts.accepts:
+            options["use_cache"] = not lost
         if shared.layout is not None:
             options[self.parts.cache] = join_cache(CacheParts(state.carry, shared.cross, shared.layout))
+        elif shared.memory is not None and not lost:
+            options[self.parts.cache] = self.empty_cache()
         if shared.pads is not None:
             columns, pads = torch.arange(total, device=inputs.device), shared.pads.unsqueeze(1)
             options["attention_mask"] = (columns >= pads).long()
@@ -288,7 +287,8 @@ class WrappedDecoder(WrappedModel, ABC):
                 options["position_ids"] = (columns[shared.seen :] - pads).clamp(min=0)
         if shared.memory is not None:
             options["encoder_hidden_states"] = shared.memory
-            options["encoder_attention_mask"] = shared.memory_mask
+            if "encoder_attention_mask" in self.parts.accepts:
+                options["encoder_attention_mask"] = shared.memory_mask
         with position_limit(self.body, total, class_name(self.model)):
             output = self.body(**options)
         features: Tensor = output[0][:, -wanted:]
@@ -297,18 +297,29 @@ class WrappedDecoder(WrappedModel, ABC):
             return features, DecoderState(None, shared._replace(lost=lost))
         cache = getattr(output, self.parts.cache, None)
         if cache is None:
-            raise InputError(f"{class_name(self.model)} returns no {self.parts.cache}, which a state needs")
+            return features, DecoderState(None, shared._replace(lost=f"returns no {self.parts.cache}"))
         carry, cross, layout = split_cache(cache, len(inputs))
         return features, DecoderState(carry, shared._replace(cross=cross, layout=layout))
 
+    def empty_cache(self) -> Any:
+        """Return the cache before the first step; some encoder-decoders make none themselves in training."""
+        from transformers import DynamicCache, EncoderDecoderCache
+
+        return EncoderDecoderCache(DynamicCache(config=self.body.config), DynamicCache())
+
     def no_cache_reason(self) -> str:
-        """Return why passes keep no usable cache; "" if they do."""
+        """Return why passes keep no usable cache, and what to do; "" if they do."""
+        if self.stepless:
+            return f"{self.stepless}: use a method of whole passes, such as {ONE_PASS}"
         if not self.model.training:
             return ""
         if getattr(self.body, "layerdrop", 0):
-            return "layers dropped at random (layerdrop)"
-        checkpointing = any(getattr(module, "gradient_checkpointing", False) for module in self.body.modules())
-        return "gradient checkpointing" if checkpointing else ""
+            names = [name for name in ("layerdrop", "decoder_layerdrop") if getattr(self.body.config, name, 0)]
+            settings = " and ".join(f"{name}=0.0" for name in names)
+            return f"drops layers at random while training: load it with {settings}"
+        if any(getattr(module, "gradient_checkpointing", False) for module in self.body.modules()):
+            return "keeps no cache while training with gradient checkpointing: turn gradient_checkpointing off"
+        return ""
 
 
 class WrappedCausal(WrappedDecoder):
@@ -341,19 +352,22 @@ class WrappedEncoderDecoder(WrappedDecoder):
     """An encoder-decoder model."""
 
     def start(self, batch: Batch) -> DecoderState:
-        encoder = self.model.get_encoder()  # type: ignore[operator]
-        name = getattr(encoder, "main_input_name", "input_ids")
+        name = str(base_model(self.model).main_input_name)
         if batch.source is None or (name == "input_ids") == batch.source.is_floating_point():
             found = "no source" if batch.source is None else f"{batch.source.dtype} sources"
             raise InputError(f"{class_name(self.model)} reads sources as {name}, but the batch has {found}")
         mask = batch.source_mask
-        mask = None if mask is None or bool(mask.all()) else mask.long()
-        options = {name: batch.source, "return_dict": True}
-        if mask is not None and "attention_mask" in argument_names(encoder):
-            options["attention_mask"] = mask
-        with position_limit(encoder, batch.source.shape[1], class_name(self.model)):
-            memory = encoder(**options)[0]
-        if mask is not None and mask.shape[1] != memory.shape[1]:
-            mask = None  # the encoder shortens its input
-        before = torch.tensor(self.vocabulary.prompt, dtype=torch.long, device=memory.device).expand(len(memory), -1)
-        return self._begin(batch, SharedState(memory=memory, memory_mask=mask), before)
+        inputs = {name: batch.source}
+        if mask is not None and not bool(mask.all()):
+            inputs["attention_mask"] = mask.long()
+        with position_limit(self.model.get_encoder(), batch.source.shape[1], class_name(self.model)):  # type: ignore[operator]
+            shared = self.encode(inputs, batch.prefix[:, :1])
+        before = batch.prefix.new_tensor(self.vocabulary.prompt).expand(len(batch), -1)
+        return self._begin(batch, shared, before)
+
+    def encode(self, inputs: dict[str, Any], first: Tensor) -> SharedState:
+        """Run the model's own forward function up to its decoder; ``first`` [R,1] is any input of the decoder."""
+        base = base_model(self.model)
+        path = self.parts.path if self.owner is base else tuple(submodule_path(base, self.owner).split("."))
+        options = decoder_options(base, path, {**inputs, "decoder_input_ids": first})
+        return SharedState(memory=options["encoder_hidden_states"], memory_mask=options.get("encoder_attention_mask"))

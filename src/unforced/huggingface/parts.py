@@ -20,22 +20,22 @@ class Parts(NamedTuple):
     path: tuple[str, ...]  # from the owner down to its decoder
     body: str  # the module on that path that turns inputs and a cache into features
     accepts: frozenset[str]  # names of the body's arguments
-    cache: str  # name of its cache argument
+    cache: str  # name of its cache argument; "" without one
 
 
 def find_parts(model: Any) -> Parts:
     """Return the parts of a model that generates; raise `InputError` if one is missing."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model  # inside adapters
-    owner, cross = base, is_encoder_decoder(model)
+    base, cross = base_model(model), is_encoder_decoder(model)
+    owner = base
     if cross and output_layer(base.get_decoder()) is not None:
         owner = base.get_decoder()  # an encoder-decoder that is made of two models
     if output_layer(owner) is None:
         raise InputError(f"{class_name(model)} has no output layer that scores tokens: load it with {AUTO_CLASSES}")
     if cross and owner is base:
-        path = _path(base, base.get_decoder())
+        path = submodule_path(base, base.get_decoder())
         bodies = [path]
     else:  # the body is a module on the path to the embedding
-        path = _path(owner, _embedding(owner)).rpartition(".")[0]
+        path = submodule_path(owner, _embedding(owner)).rpartition(".")[0]
         steps = path.split(".")
         bodies = [".".join(steps[: n + 1]) for n in range(len(steps))]
     if not path:
@@ -44,18 +44,19 @@ def find_parts(model: Any) -> Parts:
     for name in bodies:
         body = owner.get_submodule(name)
         accepts = argument_names(body)
-        cache = next((known for known in CACHE_NAMES if known in accepts), "")
         lacking = {"inputs_embeds", *(["encoder_hidden_states"] if cross else [])} - accepts
         if not hasattr(body, "get_input_embeddings"):
             lacking |= {"get_input_embeddings"}
-        if cache and not lacking:
-            return Parts(_path(model, owner), tuple(path.split(".")), name, accepts, cache)
-        missing |= lacking | (set() if cache else {CACHE_NAMES[0]})
-    raise InputError(
-        f"the decoder of {class_name(model)} has no {' and no '.join(sorted(missing))}, which soft inputs and "
-        "states that "
-        "can be mixed need"
-    )
+        if not lacking:
+            cache = next((known for known in CACHE_NAMES if known in accepts), "")
+            return Parts(submodule_path(model, owner), tuple(path.split(".")), name, accepts, cache)
+        missing |= lacking
+    raise InputError(f"the decoder of {class_name(model)} does not take {' and '.join(sorted(missing))}")
+
+
+def base_model(model: Any) -> Any:
+    """Return the model inside of adapters."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def class_name(model: nn.Module) -> str:
@@ -93,9 +94,9 @@ def position_limit(part: Any, length: int, name: str) -> Iterator[None]:
 
 
 def one_line(error: Exception, most: int = 300) -> str:
-    """Return an error's message on one line."""
+    """Return an error's message on one line; of a long one its ends, because the middle may show a whole module."""
     words = " ".join(str(error).split()) or type(error).__name__
-    return words if len(words) <= most else f"{words[:most]} …"
+    return words if len(words) <= most else f"{words[: most // 2]} … {words[-most // 2 :]}"
 
 
 def argument_names(module: nn.Module) -> frozenset[str]:
@@ -103,7 +104,8 @@ def argument_names(module: nn.Module) -> frozenset[str]:
     return frozenset(inspect.signature(type(module).forward).parameters)
 
 
-def _path(model: nn.Module, part: nn.Module) -> str:
+def submodule_path(model: nn.Module, part: nn.Module) -> str:
+    """Return the name of a part of the model; \"\" for the model itself."""
     return next((name for name, module in model.named_modules() if module is part), "")
 
 
@@ -139,16 +141,44 @@ class _KnownBody:
 def score_features(owner: nn.Module, path: tuple[str, ...], features: Tensor) -> Tensor:
     """Score features [1,N,H] -> [1,N,V] by the model's own forward function, with its body replaced.
 
-    This includes whatever the model does after its body: scaling, biases, caps. It runs on a second object around the
-    owner's parameters and modules; the owner itself is not changed.
+    This includes whatever the model does after its body: scaling, biases, caps.
     """
-    view: Any = object.__new__(type(owner))
-    view.__dict__.update(owner.__dict__)
     known = _KnownBody(owner.get_submodule(path[0]), path[1:], features)
-    view.__dict__["_modules"] = {**owner._modules, path[0]: known}
     inputs: dict[str, Any] = {"inputs_embeds": features}
     if is_encoder_decoder(owner):
         inputs = {"encoder_outputs": FeaturesOutput((features,)), "decoder_inputs_embeds": features}
-    output = type(owner).forward(view, **inputs, use_cache=False, return_dict=True)
+    output = type(owner).forward(_with_part(owner, path[:1], known), **inputs, use_cache=False, return_dict=True)
     scores: Tensor = output.logits
     return scores
+
+
+class _Reached(Exception):
+    """Ends a forward pass at the decoder."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.options = options
+
+
+def decoder_options(model: Any, path: tuple[str, ...], inputs: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments that the model's own forward function passes to the decoder at ``path``."""
+
+    def stop(*_: Any, **options: Any) -> None:
+        raise _Reached(options)
+
+    stand_in = _with_part(model.get_submodule(".".join(path)), (), None)
+    stand_in.__dict__["forward"] = stop
+    try:
+        type(model).forward(_with_part(model, path, stand_in), **inputs, return_dict=True)
+    except _Reached as reached:
+        return reached.options
+    raise InputError(f"{class_name(model)} does not run its decoder")
+
+
+def _with_part(module: nn.Module, path: tuple[str, ...], part: Any) -> Any:
+    """Return a second object around a module's parameters, with the part at ``path`` replaced."""
+    view: Any = object.__new__(type(module))
+    view.__dict__.update(module.__dict__)
+    if path:
+        inner = part if len(path) == 1 else _with_part(module.get_submodule(path[0]), path[1:], part)
+        view.__dict__["_modules"] = {**module._modules, path[0]: inner}
+    return view

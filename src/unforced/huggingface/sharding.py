@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from unforced.errors import InputError
+from unforced.huggingface.decoder import WrappedModel
 from unforced.training.step import ObjectiveStep
 from unforced.types import Batch, Loss, Progress
 
@@ -40,10 +41,10 @@ def _call(function: Callable[..., Any], *inputs: Any) -> Any:
 
 
 class ShardedStep(ObjectiveStep):
-    """An `ObjectiveStep` for a wrapped model that `shard` has split: it runs while the model is gathered."""
+    """An `ObjectiveStep` for a model that `shard` has split: it runs while the model is gathered."""
 
     def forward(self, batch: Batch, progress: Progress, rng: torch.Generator) -> Loss:
-        split: Any = self.model.model
+        split: Any = self.model.model if isinstance(self.model, WrappedModel) else self.model
         found: Loss = split.call_gathered(super().forward, batch, progress, rng)
         return found
 

@@ -2,21 +2,24 @@
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from unforced import registry
 from unforced.errors import InputError
-from unforced.huggingface.batches import make_batch, with_content_ids
+from unforced.huggingface.batches import NOT_SCORED, make_batch, with_content_ids
 from unforced.huggingface.codec import LabelledExamples
-from unforced.huggingface.decoder import WrappedDecoder
+from unforced.huggingface.decoder import WrappedDecoder, WrappedModel
+from unforced.huggingface.parts import is_encoder_decoder
 from unforced.huggingface.sharding import ShardedStep, full_state_dict, gathered, is_sharded
 from unforced.huggingface.wrap import wrap
+from unforced.objectives.cross_entropy import CrossEntropy
 from unforced.ops.random_streams import generator
+from unforced.options import Options
 from unforced.protocols import Objective, Stepwise, fitted
-from unforced.recipes.fields import build
+from unforced.recipes.fields import build, pick
 from unforced.training.step import ObjectiveStep, scale_gradients
 from unforced.types import Batch, Loss, Progress
 
@@ -34,6 +37,22 @@ USED = ("attention_mask", "labels", "decoder_input_ids", "token_type_ids")  # co
 IGNORED = ("decoder_attention_mask",)  # the labels say what is padding
 
 
+class OwnLoss:
+    """Cross-entropy; by the model's own loss if the batch is not a `Batch` but what the collator returned."""
+
+    def __call__(self, model: Any, batch: Any, *, progress: Progress, rng: torch.Generator) -> Loss:
+        if isinstance(batch, Batch):
+            return CrossEntropy()(model, batch, progress=progress, rng=rng)
+        if "labels" not in batch:
+            raise InputError("the batch has no labels to learn from")
+        plain: Any = model.model if isinstance(model, WrappedModel) else model
+        causal = not is_encoder_decoder(plain) and plain.can_generate()
+        labels = batch["labels"][:, 1:] if causal else batch["labels"]  # causal models shift them
+        count = labels.ne(NOT_SCORED).sum().float()
+        total = plain(**batch)["loss"] * count
+        return Loss(total, count, {"nll": (total.detach().float(), count)})
+
+
 class ObjectiveMixin(Base):
     """What both trainers add to the class of transformers.
 
@@ -41,15 +60,21 @@ class ObjectiveMixin(Base):
     micro-batches and processes, so neither changes what is learned. Draws depend only on ``args.seed``, the update and
     the example. Evaluation, prediction and saving use the plain model.
 
+    Cross-entropy trains whatever ``Trainer`` trains: if a model or a batch cannot be wrapped, it is the model's own loss.
+
     Args:
-        objective: An objective, or the name of one, which then has its defaults.
+        objective: An objective, its class, its name, or a table with a name and fields; cross-entropy by default.
         wrapping: Further arguments of `unforced.wrap`, such as ``{"pad": 0}``.
     """
 
     loss_is_scaled_for_ga = True  # so that Trainer does not divide it by the number of micro-batches
 
     def __init__(
-        self, *arguments: Any, objective: Objective | str, wrapping: Mapping[str, Any] | None = None, **options: Any
+        self,
+        *arguments: Any,
+        objective: Objective | type | str | Mapping[str, Any] = "cross_entropy",
+        wrapping: Mapping[str, Any] | None = None,
+        **options: Any,
     ) -> None:
         if not hasattr(transformers.Trainer, "loss_is_scaled_for_ga"):
             raise InputError(f"UnforcedTrainer needs transformers 5.22 or newer, not {transformers.__version__}")
@@ -61,38 +86,37 @@ class ObjectiveMixin(Base):
         super().__init__(*arguments, **options)
         self._check_arguments()
         if self.train_dataset is not None:
-            self.fit_objective()  # raises errors now rather than when training starts
+            self.step_module()  # raises errors now rather than when training starts
 
     def _check_arguments(self) -> None:
-        args, processes = self.args, int(os.environ.get("WORLD_SIZE", 1))
+        args, processes, name = self.args, int(os.environ.get("WORLD_SIZE", 1)), type(self.objective).__name__
+        stepwise = isinstance(self.objective, Stepwise) and self.objective.stepwise
+        routers = getattr(getattr(self.model, "config", None), "output_router_logits", False)
         refused = [
             (args.label_smoothing_factor, 'set objective="label_smoothing" instead of label_smoothing_factor'),
             (self.compute_loss_func is not None, "give either an objective or compute_loss_func, not both"),
             (
                 args.n_gpu > 1,
-                f"objectives use one GPU per process, but this process has {args.n_gpu}: start one process per "
-                "GPU with "
-                "torchrun, or set CUDA_VISIBLE_DEVICES",
+                f"objectives use one GPU per process, but this process has {args.n_gpu}: start one process per GPU "
+                "with torchrun, or set CUDA_VISIBLE_DEVICES",
             ),
             (
                 self.is_deepspeed_enabled or self.is_fsdp_enabled or args.fsdp,
-                "DeepSpeed and the fsdp argument split a model layer by layer, which does not work with "
-                "methods that go "
-                "step by step: use unforced.shard(model)",
+                "DeepSpeed and the fsdp argument split a model layer by layer, which does not work with methods that "
+                "go step by step: use unforced.shard(model)",
             ),
             (
                 args.torch_compile,
                 "torch_compile compiles only the model's own forward pass, which objectives do not call",
             ),
             (
-                args.gradient_checkpointing and isinstance(self.objective, Stepwise) and self.objective.stepwise,
-                f"{type(self.objective).__name__} goes step by step and needs a cache, which a model keeps "
-                "only without "
-                "gradient checkpointing: turn gradient_checkpointing off",
+                args.gradient_checkpointing and stepwise,
+                f"{name} goes step by step and needs a cache, which a model keeps only without gradient "
+                "checkpointing: turn gradient_checkpointing off",
             ),
             (
-                getattr(getattr(self.model, "config", None), "output_router_logits", False),
-                "objectives ignore the routers' loss that output_router_logits adds: set it to False",
+                routers and not isinstance(self.objective, CrossEntropy),
+                f"{name} ignores the routers' loss that output_router_logits adds: set it to False",
             ),
             (
                 processes != self.accelerator.num_processes,
@@ -121,6 +145,24 @@ class ObjectiveMixin(Base):
             self._fitted = fitted(self.objective, wrapped.vocabulary, examples)
         return self._fitted
 
+    def step_module(self) -> ObjectiveStep:
+        """Return the module whose forward function is the loss of a micro-batch."""
+        model: Any = self.model
+        kind = ShardedStep if is_sharded(model) else ObjectiveStep
+        if not isinstance(self.objective, CrossEntropy):
+            return kind(self.wrapped, self.fit_objective())
+        return kind(self.wrapped if self.can_wrap() else model, OwnLoss())
+
+    def can_wrap(self) -> bool:
+        """Return whether cross-entropy goes through the wrapper; otherwise it is the model's own loss."""
+        model: Any = self.model
+        if getattr(model.config, "output_router_logits", False):
+            return False  # the routers have a loss, too
+        try:
+            return isinstance(self.wrapped, WrappedDecoder)
+        except InputError:
+            return False
+
     def tokenizer(self) -> Any:
         """Return the tokenizer, which may be the processing class, a part of it, or the collator's; None without one."""
         given = self.processing_class or getattr(self.data_collator, "tokenizer", None)
@@ -134,6 +176,8 @@ class ObjectiveMixin(Base):
     def collated_batch(self, inputs: Mapping[str, Any]) -> Batch:
         """Return the `Batch` of a collator's output; example ids are hashes of the examples' tokens."""
         main = getattr(self.model, "main_input_name", "input_ids")
+        if main == "inputs":  # a speech model that is made of two models
+            main = next((name for name in ("input_values", "input_features") if name in inputs), main)
         if main not in inputs:
             raise InputError(f"the batch has no {main}; it has {', '.join(inputs) or 'nothing'}")
         given = {name: value for name, value in inputs.items() if value is not None and name not in IGNORED}
@@ -144,6 +188,15 @@ class ObjectiveMixin(Base):
             raise InputError("the batch has no labels to learn from")
         return with_content_ids(make_batch(self.wrapped, given.pop(main), **given))
 
+    def training_batch(self, inputs: Mapping[str, Any]) -> Any:
+        """Return a collator's output as a `Batch`; for cross-entropy, unchanged if that is impossible."""
+        if not isinstance(self.objective, CrossEntropy):
+            return self.collated_batch(inputs)
+        with suppress(InputError):
+            if self._wrapped is not None:
+                return self.collated_batch(inputs)
+        return inputs
+
     # ---- training ----
 
     def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
@@ -153,9 +206,9 @@ class ObjectiveMixin(Base):
         if not training or model is not self.model:  # evaluation, or a second training with the same model
             return super()._wrap_model(model, training, dataloader)
         if is_sharded(model):
-            return ShardedStep(self.wrapped, self.fit_objective())
+            return self.step_module()
         self.accelerator.prepare_model(model, device_placement=False, evaluation_mode=True)  # autocast in evaluation
-        step: nn.Module = self.accelerator.prepare_model(ObjectiveStep(self.wrapped, self.fit_objective()))
+        step: nn.Module = self.accelerator.prepare_model(self.step_module())
         return step
 
     def _reset_sums(self) -> None:
@@ -169,9 +222,8 @@ class ObjectiveMixin(Base):
         """In training, return the objective's loss as a sum; in evaluation, the model's own loss."""
         if return_outputs or not model.training:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        data = self.collated_batch(inputs)
-        rng = generator(data.gold.device, self.args.seed, self.state.global_step)
-        loss: Loss = model(data, self.progress(), rng)
+        rng = generator(self.args.device, self.args.seed, self.state.global_step)
+        loss: Loss = model(self.training_batch(inputs), self.progress(), rng)
         self._count = self._wide(loss.count) + (0 if self._count is None else self._count)
         for name, (total, count) in loss.metrics.items():
             old = self._metrics.get(name, (0.0, 0.0))
@@ -227,13 +279,16 @@ class ObjectiveMixin(Base):
         super().log(logs, *arguments, **options)
 
 
-def objective_of(objective: Objective | str) -> Objective:
-    """Return an objective, built with its defaults if only its name is given."""
-    if isinstance(objective, str):
-        return build(registry.resolve("objectives", objective), {}, objective)
+def objective_of(objective: Any) -> Objective:
+    """Return an objective from an object, a class, a name, or a table with a name and fields as in a recipe."""
+    if isinstance(objective, type) and issubclass(objective, Options):
+        return build(objective, {}, objective.__name__)  # type: ignore[return-value]
+    if isinstance(objective, str | Mapping):
+        found: Objective = pick("objectives", objective, "objective")
+        return found
     if isinstance(objective, type) or not callable(objective):
-        raise InputError(f"objective must be a name or an object such as unforced.objective(...), got {objective!r}")
-    return objective
+        raise InputError(f"objective must be a name or an object such as CrossEntropy(), got {objective!r}")
+    return objective  # type: ignore[no-any-return]
 
 
 class UnforcedTrainer(ObjectiveMixin, transformers.Trainer):

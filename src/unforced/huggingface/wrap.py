@@ -13,6 +13,7 @@ from unforced.huggingface.masked import WrappedMasked
 from unforced.huggingface.parts import (
     AUTO_CLASSES,
     FeaturesOutput,
+    base_model,
     class_name,
     is_encoder_decoder,
     one_line,
@@ -31,7 +32,6 @@ def wrap(
     eos: int | None = None,
     mask: int | None = None,
     banned: Iterable[int] = (),
-    check: bool = True,
 ) -> Any:
     """Wrap a transformers model as a ``StepDecoder`` (encoder-decoder, causal) or a ``MaskedModel`` (masked).
 
@@ -47,20 +47,24 @@ def wrap(
         eos: The token that ends an output.
         mask: The token that hides another one in a masked model.
         banned: Further tokens that are never emitted.
-        check: Whether to compare the wrapper with the model on a few tokens.
 
     Raises:
         InputError: If the model lacks something, which the message names.
     """
     if not isinstance(hf_model, nn.Module) or not hasattr(hf_model, "config"):
         raise InputError(f"wrap needs a model of the transformers library, got {type(hf_model).__name__}")
+    if getattr(getattr(hf_model, "active_peft_config", None), "is_prompt_learning", False):
+        raise InputError(
+            "prompt tuning adds virtual tokens that only the model's own forward function sees: use cross_entropy, "
+            "or another adapter such as LoRA"
+        )
     kind = _kind(hf_model)
     if kind == "masked" and output_layer(hf_model) is None:
         raise InputError(f"{class_name(hf_model)} has no output layer that scores tokens: load it with {AUTO_CLASSES}")
     vocabulary = ModelVocabulary(hf_model, kind, tokenizer, start=start, pad=pad, eos=eos, mask=mask, banned=banned)
     classes = {"encoder_decoder": WrappedEncoderDecoder, "causal": WrappedCausal, "masked": WrappedMasked}
     wrapped: Any = classes[kind](hf_model, vocabulary)
-    if check and not any(parameter.is_meta for parameter in wrapped.parameters()):
+    if not any(parameter.is_meta for parameter in wrapped.parameters()):
         with _trial(wrapped):
             (_check_masked if kind == "masked" else _check_decoder)(wrapped)
     return wrapped
@@ -75,6 +79,7 @@ def _kind(model: Any) -> ModelKind:
 # ---- Trial runs ----
 
 TRIAL_TOKENS = 5
+FAILURES = (TypeError, ValueError, AttributeError, LookupError, RuntimeError, AssertionError)
 
 
 @contextmanager
@@ -85,7 +90,7 @@ def _trial(wrapped: Any) -> Iterator[None]:
         wrapped.eval()
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             yield
-    except (TypeError, ValueError, AttributeError, LookupError, RuntimeError) as error:
+    except FAILURES as error:
         raise InputError(
             f"{class_name(wrapped.model)} cannot be wrapped: a trial run failed ({type(error).__name__}: "
             f"{one_line(error)})"
@@ -96,25 +101,50 @@ def _trial(wrapped: Any) -> Iterator[None]:
 
 
 def _check_decoder(wrapped: WrappedDecoder) -> None:
-    """Compare the wrapper's scores with the model's own, at once and step by step.
+    """Compare the wrapper's scores with the model's own.
 
-    Two abilities are optional and noted: advancing a state over several positions, and left padding.
+    A few abilities are optional and noted: going step by step, over several positions at once, and left padding.
     """
     ids = _trial_tokens(wrapped)
     expected, state = _own_scores(wrapped, ids)
     inputs = wrapped.embed(ids)
     at_once = _stepwise_scores(wrapped, state, inputs, [TRIAL_TOKENS])
-    _require_equal(wrapped, at_once, expected, "take embeddings (inputs_embeds) and score features separately")
-    steps = _stepwise_scores(wrapped, state, inputs, [1] * TRIAL_TOKENS)
-    _require_equal(wrapped, steps, expected, f"continue from its cache ({wrapped.parts.cache})")
-    noise = max(10 * _distance(steps, expected), _rounding(expected))
-    wrapped.takes_strides = _distance(_stepwise_scores(wrapped, state, inputs, [1, 2, 2]), expected) <= noise
+    if not _equal(at_once, expected):
+        raise InputError(
+            f"{class_name(wrapped.model)} cannot be wrapped: it does not take embeddings (inputs_embeds) "
+            "and score features separately"
+        )
+    if not _equal(_stepwise_scores(wrapped, state, inputs[:, :-2], [TRIAL_TOKENS - 2]), expected[:, :-2]):
+        raise InputError(
+            f"{class_name(wrapped.model)} cannot be wrapped: its scores depend on later tokens (is it loaded with "
+            "is_decoder=True?)"
+        )
+    wrapped.stepless = _step_fault(wrapped, state, inputs, expected)
+    noise = max(10 * _distance(at_once, expected), _rounding(expected))
+    if not wrapped.stepless:
+        pieces = _stepwise_scores(wrapped, state, inputs, [1, 2, 2])
+        wrapped.takes_strides = _distance(pieces, expected) <= noise
     if isinstance(wrapped, WrappedCausal):
         pads = torch.tensor([2, 0], device=ids.device)
         rows = wrapped.embed(torch.cat([ids.roll(2, dims=1), ids]))  # the first two tokens of row 0 are padding
-        found = _stepwise_scores(wrapped, DecoderState(None, SharedState(pads=pads)), rows, [3, 2])
+        sizes = [TRIAL_TOKENS] if wrapped.stepless else [3, 2]
+        found = _stepwise_scores(wrapped, DecoderState(None, SharedState(pads=pads)), rows, sizes)
         distances = _distance(found[:1, 2:], expected[:, :-2]), _distance(found[1:], expected)
         wrapped.takes_left_padding = max(distances) <= noise
+
+
+def _step_fault(wrapped: WrappedDecoder, state: DecoderState, inputs: Tensor, expected: Tensor) -> str:
+    """Return what keeps a model from continuing from its cache, or ""."""
+    if not wrapped.parts.cache:
+        return "takes no cache (past_key_values)"
+    try:
+        _, first = wrapped.advance(state, inputs[:, :1])
+        if first.shared.lost:
+            return str(first.shared.lost)
+        steps = _stepwise_scores(wrapped, state, inputs, [1] * TRIAL_TOKENS)
+    except (*FAILURES, InputError) as error:
+        return f"fails to continue from its cache ({one_line(error)})"
+    return "" if _equal(steps, expected) else "does not continue from its cache"
 
 
 def _check_masked(wrapped: WrappedMasked) -> None:
@@ -129,7 +159,7 @@ def _check_masked(wrapped: WrappedMasked) -> None:
     wrapped.body = prefix
     try:
         separate = wrapped.score(wrapped.features(batch, ids, masked))
-    except (TypeError, AttributeError, ValueError, RuntimeError, LookupError):
+    except FAILURES:
         separate = expected[:0]
     if not _distance(separate, expected) <= 16 * _rounding(expected):
         wrapped.body = ""
@@ -138,16 +168,15 @@ def _check_masked(wrapped: WrappedMasked) -> None:
 def _own_scores(wrapped: WrappedDecoder, ids: Tensor) -> tuple[Tensor, DecoderState]:
     """Return the scores [1,T,V] that the model itself gives to tokens, and the wrapper's state before them."""
     model: Any = wrapped.model
-    if isinstance(wrapped, WrappedCausal):
+    if not isinstance(wrapped, WrappedEncoderDecoder):
         return model(input_ids=ids, return_dict=True).logits, DecoderState(None, SharedState())
-    encoder = model.get_encoder()
-    if getattr(encoder, "main_input_name", "input_ids") == "input_ids":
-        memory = encoder(input_ids=ids.flip(1), return_dict=True)[0]
-    else:
-        parameter = next(encoder.parameters())
-        memory = torch.ones(1, 3, encoder.config.hidden_size, dtype=parameter.dtype, device=ids.device)
-    scores = model(encoder_outputs=FeaturesOutput((memory,)), decoder_input_ids=ids, return_dict=True).logits
-    return scores, DecoderState(None, SharedState(memory=memory))
+    inputs: dict[str, Any] = {"input_ids": ids.flip(1)}
+    if base_model(model).main_input_name != "input_ids":
+        parameter = next(model.get_encoder().parameters())
+        memory = torch.ones(1, 3, model.get_encoder().config.hidden_size, dtype=parameter.dtype, device=ids.device)
+        inputs = {"encoder_outputs": FeaturesOutput((memory,))}
+    scores = model(**inputs, decoder_input_ids=ids, return_dict=True).logits
+    return scores, DecoderState(None, wrapped.encode(inputs, ids[:, :1]))
 
 
 def _stepwise_scores(wrapped: WrappedDecoder, state: DecoderState, inputs: Tensor, sizes: list[int]) -> Tensor:
@@ -180,7 +209,5 @@ def _rounding(scores: Tensor) -> float:
     return 16 * near * max(float(scores.abs().max()), 1e-6)
 
 
-def _require_equal(wrapped: Any, found: Tensor, expected: Tensor, ability: str) -> None:
-    near = min(64 * _rounding(expected), 0.2 * float(expected.abs().max()))
-    if not _distance(found, expected) <= near:
-        raise InputError(f"{class_name(wrapped.model)} cannot be wrapped: it does not {ability}")
+def _equal(found: Tensor, expected: Tensor) -> bool:
+    return _distance(found, expected) <= min(64 * _rounding(expected), 0.2 * float(expected.abs().max()))
