@@ -36,11 +36,22 @@ MAPPINGS = {
 }
 
 
+tf.logging.set_verbosity(50)
+
+
 class Architecture(NamedTuple):
     """A tiny model in training mode and what a collator gives for it."""
 
     model: Any
     inputs: dict[str, Tensor]
+
+
+def small_value(name: str, usual: Any) -> Any:
+    """The small value of a setting, or the usual one if it is of another type."""
+    value = SMALL[name]
+    if isinstance(usual, float) or "drop" in name or "jitter" in name:
+        return float(value)
+    return usual if isinstance(usual, list | tuple) != isinstance(value, list | tuple) else value
 
 
 def shrunk(usual: Any, decoder: bool, left_out: str) -> Any:
@@ -50,27 +61,54 @@ def shrunk(usual: Any, decoder: bool, left_out: str) -> Any:
         if isinstance(value, tf.PreTrainedConfig):
             small[name] = shrunk(value, decoder, left_out)
         elif name in SMALL and name != left_out and (decoder or name != "is_decoder"):
-            small[name] = SMALL[name]
-    if getattr(usual, "layer_types", None) and left_out != "layer_types":
-        small["layer_types"] = (list(dict.fromkeys(usual.layer_types)) * 2)[:2]
-    if isinstance(getattr(usual, "num_heads", None), list):
-        small["num_heads"] = [2, 2]
+            small[name] = small_value(name, value)
+    types = getattr(usual, "layer_types", None)
+    if types and left_out != "layer_types":
+        small["layer_types"] = (list(dict.fromkeys(types)) * 2)[:2]
+    ropes = getattr(usual, "rope_parameters", None)
+    if isinstance(ropes, dict) and "mrope_section" in ropes:
+        small["rope_parameters"] = {**ropes, "mrope_section": [2, 1, 1]}
     return type(usual)(**small)
+
+
+def composite(kind: Any) -> Any:
+    """The configuration of a model that is made of an encoder and a BERT."""
+    sizes = {"hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": WIDTH}
+    none = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    bert = {"vocab_size": V, "max_position_embeddings": V, **sizes, **none}
+    sounds = {"conv_dim": (8, 8), "conv_stride": (5, 2), "conv_kernel": (10, 3), "num_feat_extract_layers": 2}
+    rates = (
+        "hidden_dropout",
+        "attention_dropout",
+        "activation_dropout",
+        "feat_proj_dropout",
+        "layerdrop",
+        "mask_time_prob",
+    )
+    encoders = {
+        "EncoderDecoderConfig": lambda: tf.BertConfig(**bert),
+        "VisionEncoderDecoderConfig": lambda: tf.ViTConfig(image_size=16, patch_size=8, **sizes, **none),
+        "SpeechEncoderDecoderConfig": lambda: tf.Wav2Vec2Config(
+            **sizes, **sounds, **dict.fromkeys(rates, 0.0), num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2
+        ),
+    }
+    decoder = tf.BertConfig(**bert, is_decoder=True, add_cross_attention=True)
+    return kind.from_encoder_decoder_configs(encoders[kind.__name__](), decoder)
 
 
 def configurations(kind: Any, decoder: bool) -> Iterator[Any]:
     for left_out in ("", *DOUBTFUL):
         try:
-            config = shrunk(kind(), decoder, left_out)
+            made_of_two = hasattr(kind, "from_encoder_decoder_configs")
+            config = composite(kind) if made_of_two else shrunk(kind(), decoder, left_out)
         except Exception:
             continue
         for name, value in vars(config).items():
             if isinstance(value, float) and "drop" in name:
                 setattr(config, name, 0.0)
         for name, id in (("pad_token_id", 0), ("bos_token_id", 1), ("eos_token_id", 2), ("decoder_start_token_id", 1)):
-            if getattr(config, name, None) is None or (
-                isinstance(getattr(config, name), int) and getattr(config, name) >= V
-            ):
+            known = getattr(config, name, None)
+            if known is None or (isinstance(known, int) and not 0 <= known < V):
                 setattr(config, name, id)
         yield config
 
@@ -94,8 +132,11 @@ def inputs_of(model: Any, mapping: str) -> Iterator[dict[str, Tensor]]:
         yield {"input_ids": ids, "attention_mask": attended, "labels": labels}
         return
     torch.manual_seed(0)
+    main = {"inputs": "input_values"}.get(model.main_input_name, model.main_input_name)
+    cut = torch.arange(800) < torch.tensor([[800], [400]])
+    yield {main: torch.rand(2, 800), "attention_mask": cut.long(), "labels": labels}
     for shape in ((2, 3, 16, 16), (2, 3, 32, 32), (2, 8, 32), (2, 32, 8), (2, 800), (2, 4000), (2, 4, 770)):
-        yield {model.main_input_name: torch.rand(shape), "labels": labels}
+        yield {main: torch.rand(shape), "labels": labels}
 
 
 def build(model_type: str, name: str, mapping: str) -> Architecture | str:
@@ -112,7 +153,7 @@ def build(model_type: str, name: str, mapping: str) -> Architecture | str:
         try:
             with torch.device("meta"):
                 size = sum(parameter.numel() for parameter in kind(config).parameters())
-            if size > 2e6:
+            if size > 3e7:
                 error = f"{size} parameters"
                 continue
             torch.manual_seed(0)
@@ -128,3 +169,11 @@ def build(model_type: str, name: str, mapping: str) -> Architecture | str:
             except Exception as failure:
                 error = f"{type(failure).__name__}: {failure}"
     return " ".join(error.split())[:200]
+
+
+def names_of(mapping: str) -> list[tuple[str, str]]:
+    """The model types of a kind and the names of their classes."""
+    from transformers.models.auto import modeling_auto
+
+    found = getattr(modeling_auto, MAPPINGS[mapping])
+    return [(key, names[0] if isinstance(names, tuple) else names) for key, names in found.items()]

@@ -8,6 +8,8 @@ import torch
 from hf_cases import fast
 from torch import Tensor
 from trainer_cases import (
+    BOS,
+    EOS,
     MASK,
     MODELS,
     PAD,
@@ -62,6 +64,45 @@ def test_cross_entropy_has_the_losses_of_trainer(tmp_path: Path, case: tuple[str
     assert len(found[0][0]) == 4
     assert found[1][0] == pytest.approx(found[0][0], rel=1e-4)
     assert found[1][1] == pytest.approx(found[0][1], rel=1e-3)
+
+
+def unwrappable() -> Any:
+    """A model whose decoder takes no embeddings."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "dim_head": 8, "dim_ff": 8}
+    return tf.CpmAntForCausalLM(
+        tf.CpmAntConfig(vocab_size=64, prompt_types=33, prompt_length=2, segment_types=33, **sizes)
+    )
+
+
+HIDDEN = {"input_ids": [BOS, MASK, 5, EOS], "labels": [-100, 7, -100, -100]}
+GAP = {"input_ids": [5, 6, EOS], "labels": [5, -100, EOS]}
+LONG = {"input_ids": [BOS, *range(4, 12), EOS], "labels": [BOS, *range(4, 12), EOS]}
+OTHER = {"input_ids": [BOS, 5, 6, EOS], "labels": [-100, 5, 7, EOS]}
+
+
+@pytest.mark.parametrize(
+    ("model", "item"),
+    [(unwrappable, LONG), (bert, HIDDEN), (t5, GAP), (gpt2, OTHER)],
+    ids=["no-embeddings", "masked", "gap-in-labels", "labels-not-inputs"],
+)
+def test_what_cannot_be_wrapped_has_the_losses_of_trainer(tmp_path: Path, model: Any, item: dict[str, Any]) -> None:
+    """Without an objective it is cross-entropy; other objectives say what is missing."""
+    found = []
+    for cls in (tf.Trainer, unforced.UnforcedTrainer):
+        run = cls(model=model(), args=arguments(tmp_path), train_dataset=[item] * 24, data_collator=collate)
+        run.remove_callback(tf.trainer_callback.PrinterCallback)
+        run.train()
+        found.append(losses(run))
+    assert found[1] == pytest.approx(found[0], rel=1e-5)
+    with pytest.raises(InputError):
+        trainer("gpt2", "scheduled_sampling", tmp_path, model=model(), data=[item] * 24).train()
+
+
+def test_objectives_by_name_class_and_table(tmp_path: Path) -> None:
+    kind = unforced.objectives.SoftBeam
+    given = [kind(beam=2), kind, "soft_beam", {"name": "soft_beam", "beam": 2}]
+    assert [trainer("t5", how, tmp_path).objective for how in given] == [kind(beam=2), kind(), kind(), kind(beam=2)]
 
 
 class Run:

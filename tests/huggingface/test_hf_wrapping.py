@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from architectures import composite
 from hf_cases import BARTS, BERTS, CAUSAL, DECODERS, ENCODER_DECODERS, LLAMAS, SPECIAL, V, batch_for, collated, tf
 from torch import nn
 
 import unforced
 from unforced.decoding import Beam, Greedy
+from unforced.decoding.search import limits
 from unforced.errors import InputError
 from unforced.huggingface.batches import make_batch
 from unforced.huggingface.wrap import wrap
@@ -58,7 +60,7 @@ def test_special_tokens_of_an_encoder_decoder() -> None:
         (lambda: tf.GPT2Model(tf.GPT2Config(vocab_size=V, n_embd=8, n_layer=1, n_head=1)), "GPT2Model has no output layer"),
         (lambda: tf.T5Model(tf.T5Config(vocab_size=V, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=1, **SPECIAL)), "no output layer"),
         (lambda: tf.CpmAntForCausalLM(tf.CpmAntConfig(vocab_size=V, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, dim_head=8, dim_ff=8)), "does not take inputs_embeds"),
-        (lambda: tf.BertLMHeadModel(tf.BertConfig(**BERTS)), "scores depend on later tokens"),
+        (lambda: tf.BertLMHeadModel(tf.BertConfig(**BERTS)), "scores of BertLMHeadModel depend on later tokens"),
     ],
 )  # fmt: skip
 def test_what_a_model_lacks_is_named(make: Any, message: str) -> None:
@@ -185,9 +187,12 @@ def test_a_model_that_can_only_go_on_by_single_steps() -> None:
     data = make_batch(model, ids, None, torch.cat([torch.full((4, 2), -100), ids[:, 2:]], dim=1))
     torch.testing.assert_close(cross_entropy(model, data), hf(input_ids=ids, labels=data_labels(ids)).loss)
     inputs = model.embed(data.prefix)
-    whole, _ = model.advance(model.start(data), inputs)
-    _, state = model.advance(model.start(data), inputs[:, :1])
-    torch.testing.assert_close(model.advance(state, inputs[:, 1:])[0], whole[:, 1:], rtol=1e-4, atol=1e-5)
+    whole, state = model.advance(model.start(data), inputs)
+    with pytest.raises(InputError, match="overwrites its state, so that steps have no gradients"):
+        model.advance(state, inputs)
+    with torch.no_grad():
+        _, state = model.advance(model.start(data), inputs[:, :1])
+        torch.testing.assert_close(model.advance(state, inputs[:, 1:])[0], whole[:, 1:], rtol=1e-4, atol=1e-5)
     output = hf.generate(
         input_ids=ids, max_new_tokens=4, num_beams=2, do_sample=False, suppress_tokens=[0], length_penalty=0.0
     )
@@ -225,7 +230,9 @@ def test_a_trial_run_that_fails_says_how() -> None:
     config = tf.ProphetNetConfig(
         vocab_size=V, max_position_embeddings=64, decoder_start_token_id=1, **sizes, **layers, **SPECIAL
     )
-    with pytest.raises(InputError, match=r"ProphetNet\w+ cannot be wrapped: a trial run failed \(IndexError: "):
+    with pytest.raises(
+        InputError, match=r"ProphetNet\w+ does not take embeddings \(inputs_embeds\) alone: tuple index"
+    ):
         wrap(tf.ProphetNetForConditionalGeneration(config))
 
 
@@ -242,21 +249,105 @@ def test_batches_that_do_not_fit_are_named(name: str) -> None:
         make_batch(nn.Linear(1, 1), torch.zeros(1, 1, dtype=torch.long))
 
 
-def test_images_go_in_as_pixels() -> None:
+def images(size: int = 16, positions: int = 64) -> Any:
+    """A vision transformer of width 16 and a BERT of another width that reads its output."""
     vit = tf.ViTConfig(
         hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=8, patch_size=4
     )
-    decoder = tf.BertConfig(**BERTS, is_decoder=True, add_cross_attention=True)
+    sizes = {**BERTS, "hidden_size": size, "max_position_embeddings": positions}
+    decoder = tf.BertConfig(**sizes, is_decoder=True, add_cross_attention=True)
     config = tf.VisionEncoderDecoderConfig(encoder=vit.to_dict(), decoder=decoder.to_dict())
+    config.decoder_start_token_id, config.pad_token_id, config.eos_token_id = 1, 0, 2
+    return tf.VisionEncoderDecoderModel(config)
+
+
+def whisper() -> Any:
+    sizes = {
+        key: value for key, value in BARTS.items() if key not in ("max_position_embeddings", "forced_eos_token_id")
+    }
+    config = tf.WhisperConfig(**sizes, num_mel_bins=8, max_source_positions=16, max_target_positions=64)
+    config.suppress_tokens = config.begin_suppress_tokens = None
+    return tf.WhisperForConditionalGeneration(config)
+
+
+def speech() -> Any:
+    """Its encoder shortens the input, and the mask with it."""
+    return tf.SpeechEncoderDecoderModel(composite(tf.SpeechEncoderDecoderConfig))
+
+
+INPUTS = {
+    "images": (lambda: images(), "pixel_values", (2, 3, 8, 8)),
+    "images-projected": (lambda: images(24), "pixel_values", (2, 3, 8, 8)),
+    "whisper": (whisper, "input_features", (2, 8, 32)),
+    "speech": (speech, "input_values", (2, 400)),
+}
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_images_and_sounds(name: str) -> None:
+    """Cross-entropy is the model's own loss, and every kind of method trains."""
+    make, main, shape = INPUTS[name]
     torch.manual_seed(0)
-    hf = tf.VisionEncoderDecoderModel(config).eval()
+    hf = make().eval()
+    model, labels = wrap(hf, start=1, eos=2), torch.tensor([[5, 6, 2], [7, 2, -100]])
+    inputs = {main: torch.rand(shape)}
     hf.config.decoder_start_token_id, hf.config.pad_token_id = 1, 0
-    model = wrap(hf, eos=2)
-    pixels, labels = torch.rand(2, 3, 8, 8), torch.tensor([[5, 6, 2], [7, 2, -100]])
-    data = make_batch(model, pixels, labels=labels)
-    torch.testing.assert_close(
-        cross_entropy(model, data), hf(pixel_values=pixels, labels=labels).loss, rtol=1e-5, atol=1e-5
+    if name == "speech":
+        inputs["attention_mask"] = (torch.arange(400) < torch.tensor([[400], [150]])).long()
+    data = make_batch(model, inputs[main], inputs.get("attention_mask"), labels=labels)
+    torch.testing.assert_close(cross_entropy(model, data), hf(**inputs, labels=labels).loss, rtol=1e-5, atol=1e-5)
+    model.train()
+    for objective in ("parallel_scheduled_sampling", "soft_beam", "minimum_risk"):
+        loss = unforced.objective(objective)(model, data, progress=Progress(), rng=torch.Generator().manual_seed(0))
+        assert loss.total.isfinite()
+
+
+def test_outputs_keep_to_the_positions_of_a_model() -> None:
+    """The default limit of outputs is that of the positions after the prompt, for every example by itself."""
+    torch.manual_seed(0)
+    model = wrap(images(positions=7), eos=2)
+    found = Greedy(min_length=6)(model, make_batch(model, torch.rand(1, 3, 8, 8)))
+    assert found.lengths.tolist() == [[7]]
+    gpt = CAUSAL["gpt2"].wrapped()
+    prompts, mask = torch.full((2, 40), 5), torch.ones(2, 40, dtype=torch.long)
+    mask[1, 10:] = 0
+    assert limits(make_batch(gpt, prompts, mask)).tolist() == [64 - 39, 2 * 9 + 10]
+
+
+def test_a_model_that_makes_no_cache_in_training_goes_step_by_step() -> None:
+    module = {key: value for key, value in LLAMAS.items() if key != "max_position_embeddings"} | {"head_dim": 4}
+    config = tf.T5GemmaConfig(
+        encoder=module, decoder=module, vocab_size=V, dropout_rate=0.0, attention_dropout=0.0, **SPECIAL
     )
+    torch.manual_seed(0)
+    hf = tf.T5GemmaForConditionalGeneration(config).train()
+    model = wrap(hf, start=1)
+    data, whole = batch_for("bart", model), collated("bart")
+    inputs = model.embed(data.prefix)
+    at_once, _ = model.advance(model.start(data), inputs)
+    _, state = model.advance(model.start(data), inputs[:, :2])
+    torch.testing.assert_close(model.advance(state, inputs[:, 2:])[0], at_once[:, 2:], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(cross_entropy(model, data), hf(**whole).loss, rtol=1e-5, atol=1e-5)
+
+
+def test_prompt_tuning_is_refused_with_what_to_do() -> None:
+    hf = CAUSAL["gpt2"].model()
+    hf.active_peft_config = SimpleNamespace(is_prompt_learning=True)
+    with pytest.raises(InputError, match="use cross_entropy, or another adapter such as LoRA"):
+        wrap(hf)
+
+
+class Words(dict):
+    """A tokenizer with so many tokens."""
+
+    mask_token_id, pad_token_id, all_special_ids = 3, 0, (0, 1, 2, 3)
+
+
+@pytest.mark.parametrize(("size", "message"), [(5, "has only 5 tokens, but Bert"), (18, "has 18 tokens, but Bert")])
+def test_a_tokenizer_of_another_model_is_refused(size: int, message: str) -> None:
+    with pytest.raises(InputError, match=f"the tokenizer {message}.* use the model's own tokenizer"):
+        wrap(tf.BertForMaskedLM(tf.BertConfig(**BERTS)), tokenizer=Words.fromkeys(range(size)))
+    assert wrap(tf.BertForMaskedLM(tf.BertConfig(**BERTS)), tokenizer=Words.fromkeys(range(16))).mask_token == 3
 
 
 def test_a_wrapped_model_trains_on_a_task_of_the_library(tmp_path: Path) -> None:

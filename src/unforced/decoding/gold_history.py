@@ -7,10 +7,12 @@ import torch
 
 from unforced.decoding.greedy import argmax
 from unforced.decoding.search import Constraints
+from unforced.decoding.teacher_forcing import gold_scores
 from unforced.errors import InputError
 from unforced.models.modes import evaluation_mode
+from unforced.ops.masks import scatter_mask
 from unforced.options import Options
-from unforced.protocols import StepDecoder, require
+from unforced.protocols import StepDecoder
 from unforced.types import Batch, Hypotheses
 
 
@@ -34,19 +36,14 @@ class GoldHistory(Options):
     reads_gold: ClassVar[bool] = True
 
     def __call__(self, model: StepDecoder, batch: Batch, *, rng: torch.Generator | None = None) -> Hypotheses:
-        require(model, "gold_history", "start", "embed", "advance", "score")
         if not bool(batch.mask.any()):
             raise InputError("gold_history needs targets, and this batch has none")
         pad, end = batch.symbols.pad, batch.symbols.eos
-        tokens = torch.full_like(batch.gold, pad)
-        log_probs = torch.zeros(tokens.shape, device=tokens.device)
         with evaluation_mode(model):
-            features, _ = model.advance(model.start(batch), model.embed(batch.prefix))
-            scores = model.score(features[batch.mask])  # [N,V]
-            token_scores = Constraints.of(batch).token_scores(0, scores)
+            token_scores = Constraints.of(batch).token_scores(0, gold_scores(model, batch)[0])  # [N,V]
             best = argmax(0, token_scores, None)
-            tokens[batch.mask] = best
-            log_probs[batch.mask] = token_scores.gather(1, best.unsqueeze(1)).squeeze(1).to(log_probs.dtype)
+        tokens = scatter_mask(best, batch.mask)
+        log_probs = scatter_mask(token_scores.gather(1, best.unsqueeze(1)).squeeze(1).float(), batch.mask)
         kept = batch.mask
         if end is not None:
             ended = (tokens == end) & batch.mask

@@ -56,12 +56,11 @@ def limits(batch: Batch, min_length: int = 0, max_length: int | None = None) -> 
         return zeros + max_length
     if batch.length is not None:
         default = batch.length
-    elif batch.source_mask is not None:
-        default = 2 * batch.source_mask.sum(dim=1) + 10
-    elif batch.source is not None and batch.source.dim() == 2:
-        default = zeros + 2 * batch.source.shape[1] + 10
-    else:
+    elif batch.source is None or batch.source.dim() != 2 or batch.source.is_floating_point():
         default = zeros + UNKNOWN_LENGTH
+    else:
+        mask = torch.ones_like(batch.source) if batch.source_mask is None else batch.source_mask
+        default = 2 * mask.sum(dim=1) + 10
     return default.clamp(min=min_length + 1)
 
 

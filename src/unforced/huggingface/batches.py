@@ -8,9 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from unforced.decoding.search import limits
 from unforced.errors import InputError
 from unforced.huggingface.decoder import WrappedCausal, WrappedEncoderDecoder
 from unforced.huggingface.masked import WrappedMasked
+from unforced.huggingface.vocabulary import ModelVocabulary
 from unforced.ops.masks import length_mask
 from unforced.ops.random_streams import GAMMA, mix64
 from unforced.types import Batch, Symbols
@@ -53,7 +55,8 @@ def make_batch(
         raise InputError("token_type_ids must be 0: pairs of texts are not supported")
     attended = None if attention_mask is None else attention_mask.bool()
     if isinstance(model, WrappedEncoderDecoder):
-        return _encoder_decoder_batch(model, inputs, attended, labels, decoder_input_ids, ids)
+        batch = _encoder_decoder_batch(model, inputs, attended, labels, decoder_input_ids, ids)
+        return with_limits(batch, model.vocabulary)
     if inputs.dim() != 2 or inputs.is_floating_point():
         raise InputError(f"input_ids must be token ids [B,T], not {inputs.dtype} of shape {tuple(inputs.shape)}")
     for name, tensor in (("attention_mask", attended), ("labels", labels)):
@@ -61,7 +64,7 @@ def make_batch(
             raise InputError(f"{name} has the shape {tuple(tensor.shape)}, but input_ids {tuple(inputs.shape)}")
     attended = torch.ones_like(inputs, dtype=torch.bool) if attended is None else attended
     if isinstance(model, WrappedCausal):
-        return causal_batch(model.symbols, inputs, attended, labels, ids)
+        return with_limits(causal_batch(model.symbols, inputs, attended, labels, ids), model.vocabulary)
     if isinstance(model, WrappedMasked):
         return masked_batch(model.symbols, inputs, attended, labels, ids)
     raise InputError(f"make_batch needs a model from unforced.wrap, got {type(model).__name__}")
@@ -100,6 +103,16 @@ def _encoder_decoder_batch(
     if prefix.shape != batch.prefix.shape or (prefix != batch.prefix)[:, 1:][batch.mask[:, 1:]].any():
         raise InputError("decoder_input_ids must be the labels, shifted by one position")
     return replace(batch, prefix=torch.cat([prefix[:, :1], batch.prefix[:, 1:]], dim=1))
+
+
+def with_limits(batch: Batch, vocabulary: ModelVocabulary) -> Batch:
+    """Return the batch with default limits of its outputs that keep to the positions of the model's decoder."""
+    if vocabulary.positions is None or batch.symbols.eos is None:
+        return batch
+    given: Any = len(vocabulary.prompt)
+    if vocabulary.kind == "causal" and batch.source_mask is not None:
+        given = batch.source_mask.sum(dim=1)
+    return replace(batch, length=limits(batch).clamp(max=vocabulary.positions - given))
 
 
 def causal_batch(
@@ -159,9 +172,8 @@ def masked_batch(
 
 # ---- Example ids ----
 #
-# Data sets of a Trainer do not number their examples. A hash of an example's content takes the place of its number,
-# so that
-# what an objective draws for an example does not depend on micro-batches, processes and padding.
+# Data sets of a Trainer do not number their examples. A hash of an example's content takes the place of its number, so
+# that what an objective draws for an example does not depend on micro-batches, processes and padding.
 
 
 def with_content_ids(batch: Batch) -> Batch:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from unforced.errors import InputError
-from unforced.huggingface.batches import NOT_SCORED, causal_batch, masked_batch
+from unforced.huggingface.batches import NOT_SCORED, causal_batch, masked_batch, with_limits
 from unforced.huggingface.model_spec import PretrainedFolder
 from unforced.huggingface.vocabulary import ModelKind, ModelVocabulary
 from unforced.types import Batch, Encoded, Example
@@ -34,13 +35,13 @@ class TokenizerCodec(ModelVocabulary):
         cut_source: int | None = None,
         lowercase: bool = False,
     ) -> None:
-        super().__init__(folder.configurations(), kind, folder.tokenizer(), start=start)
+        configurations, tokenizer = folder.configurations(), folder.tokenizer()
+        try:
+            super().__init__(configurations, kind, tokenizer, start=start)
+        except InputError as error:
+            raise InputError(f"{folder.path}: {error}") from None
         self.folder, self.template, self.start = folder, template, start
         self.longest, self.cut_source, self.lowercase = longest, cut_source, lowercase
-        if len(self.tokenizer) > self.sizes.target:
-            raise InputError(
-                f"{folder.path}: the tokenizer has {len(self.tokenizer)} tokens, but the model only {self.sizes.target}"
-            )
 
     # ---- encode ----
 
@@ -107,10 +108,11 @@ class TokenizerCodec(ModelVocabulary):
             scored = mask & (torch.arange(tokens.shape[1]) >= prompts)
             labels = tokens.masked_fill(~scored, NOT_SCORED) if bool(scored.any()) else None
             batch = causal_batch(self.symbols, tokens, mask, labels, numbers)
+        batch = with_limits(batch, self)
         if not any(each.references for each in encoded):
             return batch
         references, _ = pad_rows([each.references or each.target for each in encoded], pad)
-        return Batch(**{**vars(batch), "references": references})
+        return replace(batch, references=references)
 
     # ---- decode ----
 
@@ -186,8 +188,6 @@ class LabelledExamples(Sequence[Encoded]):
         return True  # an iterable data set has no length
 
     def __getitem__(self, number: Any) -> Any:
-        if isinstance(number, slice):
-            return [self[i] for i in range(*number.indices(len(self)))]
         return encode_item(self.dataset[number])
 
     def __iter__(self) -> Iterator[Encoded]:

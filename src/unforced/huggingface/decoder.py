@@ -62,6 +62,8 @@ def join_cache(parts: CacheParts) -> Any:
 def _emptied(cache: Any, rows: int) -> tuple[Any, Tree]:
     if not isinstance(getattr(cache, "layers", None), list):
         raise InputError(f"a cache of the class {type(cache).__name__} has no layers that can be mixed and reordered")
+    if any(_holds_tensors(value) for name, value in vars(cache).items() if name != "layers"):
+        raise InputError(f"a cache of the class {type(cache).__name__} holds tensors outside of its layers")
     layout, found = _copy(cache), []
     layout.layers = [_copy(layer) for layer in cache.layers]
     for layer in layout.layers:
@@ -76,6 +78,10 @@ def _emptied(cache: Any, rows: int) -> tuple[Any, Tree]:
             raise InputError(f"a cache layer of the class {type(layer).__name__} holds tensors without rows")
         found.append(tensors)
     return layout, tuple(found)
+
+
+def _holds_tensors(value: Any) -> bool:
+    return isinstance(value, Tensor) or (isinstance(value, list) and any(map(_holds_tensors, value)))
 
 
 def _filled(layout: Any, tensors: Tree) -> Any:
@@ -139,6 +145,7 @@ class WrappedModel(nn.Module):
         self.vocabulary = vocabulary
         self.symbols = vocabulary.symbols
         self.training = model.training
+        self.takes_mixtures = True  # whether inputs may be mixtures of embeddings
 
     @property
     def embedding(self) -> Any:
@@ -161,6 +168,8 @@ class WrappedModel(nn.Module):
         return embedded
 
     def embed_mix(self, weights: Tensor) -> Tensor:
+        if not self.takes_mixtures:
+            raise InputError(f"{class_name(self.model)} takes only the embeddings of single tokens, not mixtures")
         size = weights.shape[-1]
         if self.scale is None:
             table = self.embedding(torch.arange(size, device=weights.device))
@@ -227,6 +236,7 @@ class WrappedDecoder(WrappedModel, ABC):
         self.takes_strides = True  # whether a state can be advanced over several positions at once
         self.takes_left_padding = True  # whether prompts of several lengths can share a batch
         self.stepless = ""  # why the model cannot go step by step, if it cannot
+        self.steps_have_gradients = True  # whether a state that was advanced several times has gradients
 
     @property
     def owner(self) -> Any:
@@ -311,6 +321,8 @@ class WrappedDecoder(WrappedModel, ABC):
         """Return why passes keep no usable cache, and what to do; "" if they do."""
         if self.stepless:
             return f"{self.stepless}: use a method of whole passes, such as {ONE_PASS}"
+        if not self.steps_have_gradients and torch.is_grad_enabled():
+            return f"overwrites its state, so that steps have no gradients: use scheduled_sampling, {ONE_PASS}"
         if not self.model.training:
             return ""
         if getattr(self.body, "layerdrop", 0):

@@ -14,7 +14,7 @@ from unforced.huggingface.codec import LabelledExamples
 from unforced.huggingface.decoder import WrappedDecoder, WrappedModel
 from unforced.huggingface.parts import is_encoder_decoder
 from unforced.huggingface.sharding import ShardedStep, full_state_dict, gathered, is_sharded
-from unforced.huggingface.wrap import wrap
+from unforced.huggingface.wrap import has_usual_loss, wrap
 from unforced.objectives.cross_entropy import CrossEntropy
 from unforced.ops.random_streams import generator
 from unforced.options import Options
@@ -81,6 +81,7 @@ class ObjectiveMixin(Base):
         self.objective: Objective = objective_of(objective)
         self.wrapping = dict(wrapping or {})
         self._wrapped: Any = None
+        self._own_loss = False  # whether cross-entropy is the model's own loss
         self._fitted: Objective | None = None
         self._reset_sums()
         super().__init__(*arguments, **options)
@@ -151,17 +152,20 @@ class ObjectiveMixin(Base):
         kind = ShardedStep if is_sharded(model) else ObjectiveStep
         if not isinstance(self.objective, CrossEntropy):
             return kind(self.wrapped, self.fit_objective())
-        return kind(self.wrapped if self.can_wrap() else model, OwnLoss())
+        with gathered(model):
+            self._own_loss = not self.can_wrap()
+        return kind(model if self._own_loss else self.wrapped, OwnLoss())
 
     def can_wrap(self) -> bool:
-        """Return whether cross-entropy goes through the wrapper; otherwise it is the model's own loss."""
+        """Return whether cross-entropy through the wrapper is the model's own loss, which it is for most models."""
         model: Any = self.model
         if getattr(model.config, "output_router_logits", False):
             return False  # the routers have a loss, too
         try:
-            return isinstance(self.wrapped, WrappedDecoder)
+            wrapped = self.wrapped
         except InputError:
             return False
+        return isinstance(wrapped, WrappedDecoder) and has_usual_loss(wrapped)
 
     def tokenizer(self) -> Any:
         """Return the tokenizer, which may be the processing class, a part of it, or the collator's; None without one."""
@@ -193,7 +197,7 @@ class ObjectiveMixin(Base):
         if not isinstance(self.objective, CrossEntropy):
             return self.collated_batch(inputs)
         with suppress(InputError):
-            if self._wrapped is not None:
+            if not self._own_loss:
                 return self.collated_batch(inputs)
         return inputs
 

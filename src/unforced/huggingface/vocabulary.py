@@ -15,15 +15,8 @@ class ModelVocabulary:
     """What a model and its tokenizer say about tokens.
 
     A special token is looked up in the tokenizer, then in the generation settings, then in the configuration. Arguments
-    come before all of them.
-
-    Args:
-        model: A model, or anything with ``config`` and ``generation_config``.
-        kind: How the model is used.
-        tokenizer: The model's tokenizer, if there is one.
-        start: The first input of the decoder, or several; the outputs do not contain them.
-        pad, eos, mask: Ids of special tokens.
-        banned: Further ids that are never emitted.
+    come before all of them; they are those of `unforced.wrap`. ``model`` is a model, or anything with ``config`` and
+    ``generation_config``.
     """
 
     def __init__(
@@ -42,7 +35,7 @@ class ModelVocabulary:
         config, self._settings = model.config, getattr(model, "generation_config", None)
         text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
         self._places = (tokenizer, self._settings, text, config)
-        self._model = type(model).__name__
+        self._model = "the model" if isinstance(model, tuple) else type(model).__name__
         starts = (start,) if isinstance(start, int) else tuple(start or ())
         self.prompt = starts[:-1]  # ids that an encoder-decoder is fed before the start symbol
         self.mask_token: int | None = None  # the id that hides a token
@@ -53,6 +46,29 @@ class ModelVocabulary:
         weight = getattr(output_layer(model), "weight", None)
         size = int(text.vocab_size) if weight is None or weight.dim() != 2 else len(weight)
         self.sizes = Sizes(size, size)
+        self._check_tokenizer()
+        limits = (getattr(text, name, None) for name in ("max_position_embeddings", "max_target_positions"))
+        self.positions: int | None = next((int(limit) for limit in limits if limit), None)
+
+    def _check_tokenizer(self) -> None:
+        """Raise `InputError` if the tokenizer is another model's.
+
+        Many models have some more embeddings than tokens, for round numbers and later additions, but never twice as
+        many.
+        """
+        if not hasattr(self.tokenizer, "__len__"):
+            return
+        known, size = len(self.tokenizer), self.sizes.target
+        if known > size:
+            raise InputError(
+                f"the tokenizer has {known} tokens, but {self._model} scores only {size}: use the model's own tokenizer, "
+                f"or call model.resize_token_embeddings({known}) and train the new tokens"
+            )
+        if 2 * known < size:
+            raise InputError(
+                f"the tokenizer has only {known} tokens, but {self._model} scores {size}: use the model's own tokenizer, "
+                "as written by tokenizer.save_pretrained (vocab.txt alone is not enough)"
+            )
 
     def _decoder_symbols(self, start: int | None, pad: int | None, eos: int | None, banned: Iterable[int]) -> Symbols:
         """Return the symbols of a model that generates.

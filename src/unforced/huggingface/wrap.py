@@ -1,5 +1,6 @@
 """``wrap``: give a transformers model the protocols of this library."""
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from unforced.errors import InputError
 from unforced.huggingface.decoder import SharedState, WrappedCausal, WrappedDecoder, WrappedEncoderDecoder
 from unforced.huggingface.masked import WrappedMasked
+from unforced.huggingface.model_spec import HuggingFace
 from unforced.huggingface.parts import (
     AUTO_CLASSES,
     FeaturesOutput,
@@ -20,6 +22,7 @@ from unforced.huggingface.parts import (
     output_layer,
 )
 from unforced.huggingface.vocabulary import ModelKind, ModelVocabulary
+from unforced.ops import state_rows
 from unforced.types import Batch, DecoderState
 
 
@@ -40,7 +43,7 @@ def wrap(
     tokens; of several end tokens they use the first.
 
     Args:
-        hf_model: The model, with its output layer.
+        hf_model: The model, with its output layer; or a folder that ``save_pretrained`` wrote, with its tokenizer.
         tokenizer: Its tokenizer.
         start: The decoder's first input, or several, such as a start symbol and the code of a language.
         pad: The padding token. It may be EOS, except for soft beams. Without one the start symbol is used.
@@ -51,6 +54,10 @@ def wrap(
     Raises:
         InputError: If the model lacks something, which the message names.
     """
+    if isinstance(hf_model, str | os.PathLike):
+        spec = HuggingFace(path=os.fspath(hf_model))
+        tokenizer = tokenizer or spec.folder.tokenizer()
+        hf_model = spec.folder.model(spec.loaded_kind())
     if not isinstance(hf_model, nn.Module) or not hasattr(hf_model, "config"):
         raise InputError(f"wrap needs a model of the transformers library, got {type(hf_model).__name__}")
     if getattr(getattr(hf_model, "active_peft_config", None), "is_prompt_learning", False):
@@ -103,22 +110,20 @@ def _trial(wrapped: Any) -> Iterator[None]:
 def _check_decoder(wrapped: WrappedDecoder) -> None:
     """Compare the wrapper's scores with the model's own.
 
-    A few abilities are optional and noted: going step by step, over several positions at once, and left padding.
+    A few abilities are optional and noted: going step by step, over several positions at once, left padding, and
+    inputs that are mixtures.
     """
-    ids = _trial_tokens(wrapped)
+    name, ids = class_name(wrapped.model), _trial_tokens(wrapped)
     expected, state = _own_scores(wrapped, ids)
     inputs = wrapped.embed(ids)
-    at_once = _stepwise_scores(wrapped, state, inputs, [TRIAL_TOKENS])
+    try:
+        at_once = _stepwise_scores(wrapped, state, inputs, [TRIAL_TOKENS])
+    except FAILURES as error:
+        raise InputError(f"{name} does not take embeddings (inputs_embeds) alone: {one_line(error)}") from error
     if not _equal(at_once, expected):
-        raise InputError(
-            f"{class_name(wrapped.model)} cannot be wrapped: it does not take embeddings (inputs_embeds) "
-            "and score features separately"
-        )
+        raise InputError(f"{name} does not take embeddings (inputs_embeds), or does not score features separately")
     if not _equal(_stepwise_scores(wrapped, state, inputs[:, :-2], [TRIAL_TOKENS - 2]), expected[:, :-2]):
-        raise InputError(
-            f"{class_name(wrapped.model)} cannot be wrapped: its scores depend on later tokens (is it loaded with "
-            "is_decoder=True?)"
-        )
+        raise InputError(f"the scores of {name} depend on later tokens (is it loaded with is_decoder=True?)")
     wrapped.stepless = _step_fault(wrapped, state, inputs, expected)
     noise = max(10 * _distance(at_once, expected), _rounding(expected))
     if not wrapped.stepless:
@@ -131,20 +136,35 @@ def _check_decoder(wrapped: WrappedDecoder) -> None:
         found = _stepwise_scores(wrapped, DecoderState(None, SharedState(pads=pads)), rows, sizes)
         distances = _distance(found[:1, 2:], expected[:, :-2]), _distance(found[1:], expected)
         wrapped.takes_left_padding = max(distances) <= noise
+    try:
+        wrapped.advance(state, (inputs + inputs.flip(1)) / 2)
+    except FAILURES:
+        wrapped.takes_mixtures = False
 
 
 def _step_fault(wrapped: WrappedDecoder, state: DecoderState, inputs: Tensor, expected: Tensor) -> str:
-    """Return what keeps a model from continuing from its cache, or ""."""
+    """Return what keeps a model from going step by step, or ""; note whether its steps have gradients."""
+    start = state
     if not wrapped.parts.cache:
         return "takes no cache (past_key_values)"
     try:
-        _, first = wrapped.advance(state, inputs[:, :1])
-        if first.shared.lost:
-            return str(first.shared.lost)
-        steps = _stepwise_scores(wrapped, state, inputs, [1] * TRIAL_TOKENS)
+        features, state = wrapped.advance(state, inputs[:, :1].clone())
+        if state.shared.lost:
+            return str(state.shared.lost)
+        twice = inputs[:, 1:].repeat(2, 1, 1)
+        steps = _stepwise_scores(wrapped, state_rows.repeat(state, 2), twice, [1] * (TRIAL_TOKENS - 1))
     except (*FAILURES, InputError) as error:
         return f"fails to continue from its cache ({one_line(error)})"
-    return "" if _equal(steps, expected) else "does not continue from its cache"
+    if not _equal(wrapped.score(features), expected[:, :1]) or not _equal(steps, expected[:, 1:].repeat(2, 1, 1)):
+        return "does not continue from its cache"
+    if any(hasattr(layer, "recurrent_states") for layer in getattr(state.shared.layout, "layers", ())):
+        with torch.enable_grad():
+            soft = inputs.clone().requires_grad_()
+            try:
+                torch.autograd.grad(_stepwise_scores(wrapped, start, soft, [1] * TRIAL_TOKENS).sum(), soft)
+            except FAILURES:
+                wrapped.steps_have_gradients = False
+    return ""
 
 
 def _check_masked(wrapped: WrappedMasked) -> None:
@@ -179,10 +199,22 @@ def _own_scores(wrapped: WrappedDecoder, ids: Tensor) -> tuple[Tensor, DecoderSt
     return scores, DecoderState(None, wrapped.encode(inputs, ids[:, :1]))
 
 
+def has_usual_loss(wrapped: WrappedDecoder) -> bool:
+    """Return whether a model's own loss is cross-entropy with labels that it shifts by itself, where this can be seen."""
+    model: Any = wrapped.model
+    if is_encoder_decoder(model) or any(parameter.is_meta for parameter in model.parameters()):
+        return True
+    with _trial(wrapped):
+        ids = _trial_tokens(wrapped)
+        output = model(input_ids=ids, labels=ids, return_dict=True)
+        usual = torch.nn.functional.cross_entropy(output.logits[0, :-1].float(), ids[0, 1:])
+        return _distance(output.loss, usual) <= 1e-3 * float(usual)
+
+
 def _stepwise_scores(wrapped: WrappedDecoder, state: DecoderState, inputs: Tensor, sizes: list[int]) -> Tensor:
     """Return the scores of inputs that are fed in pieces of these sizes."""
     found = []
-    for piece in torch.split(inputs, sizes, dim=1):
+    for piece in torch.split(inputs.clone(), sizes, dim=1):  # some models scale their inputs in place
         features, state = wrapped.advance(state, piece)
         found.append(wrapped.score(features))
     return torch.cat(found, dim=1)
