@@ -1,10 +1,11 @@
-"""Copy generated tables into the pages of the documentation.
+"""Copy generated tables and tested code into the pages of the documentation.
 
     python tools/fill_tables.py [--check]
 
 The text between `<!-- table: PATH -->` and `<!-- end table -->` is replaced by the file at PATH, relative to the root
 of the project. `<!-- table: PATH METRIC -->` copies the table of one metric, `<!-- table: PATH METRIC DECODER,… -->`
-its rows of some decoders. `--check` changes nothing and exits with code 1 if a page is out of date.
+its rows of some decoders. `<!-- code: PATH -->` … `<!-- end code -->` shows a source file. `--check` changes nothing and
+exits with code 1 if a page is out of date.
 """
 
 import re
@@ -13,15 +14,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(
-    r"(<!-- table: (?P<path>\S+)(?: (?P<metric>\w+))?(?: (?P<decoders>[\w,]+))? -->\n).*?(?P<end><!-- end table -->)",
+    r"(<!-- (?P<kind>table|code): (?P<path>\S+)(?: (?P<metric>\w+))?(?: (?P<decoders>[\w,]+))? -->\n)"
+    r".*?(?P<end><!-- end (?P=kind) -->)",
     re.DOTALL,
 )
 
 
 def filled(text: str) -> str:
-    """Return a page with its tables filled in."""
+    """Return a page with its tables and code filled in."""
 
-    def table(match: re.Match[str]) -> str:
+    def block(match: re.Match[str]) -> str:
         path = ROOT / match["path"]
         if not path.is_file():
             sys.exit(f"{match['path']} does not exist, but a page shows it")
@@ -33,10 +35,14 @@ def filled(text: str) -> str:
         if match["decoders"]:
             title, _, head, rule, *rows = body.splitlines()
             rows = [row for row in rows if row.split(" | ")[1] in match["decoders"].split(",")]
+            if not rows:
+                sys.exit(f"{match['path']} has no row of {match['decoders']}")
             body = "\n".join([title, "", head, rule, *rows])
+        if match["kind"] == "code":
+            body = f"```{'toml' if path.suffix == '.toml' else 'python'}\n{body}\n```"
         return f"{match[1]}{body}\n{match['end']}"
 
-    return BLOCK.sub(table, text)
+    return BLOCK.sub(block, text)
 
 
 def main(arguments: list[str]) -> int:
