@@ -172,5 +172,5 @@ def test_decode_by_name():
     assert drawn.tokens.shape[:2] == (4, 3)
     with pytest.raises(InputError, match='did you mean "greedy"'):
         decode(model, batch, "gredy")
-    with pytest.raises(InputError, match='did you mean "beam.length_penalty"'):
+    with pytest.raises(InputError, match=r'did you mean "beam\.length_penalty"'):
         decode(model, batch, "beam", lenght_penalty=1.0)
