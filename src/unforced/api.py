@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, cast, overload
 
 import torch
 from torch import nn
@@ -12,11 +12,23 @@ from torch import nn
 from unforced import registry
 from unforced.errors import InputError, nearest
 from unforced.huggingface.decoder import WrappedModel
-from unforced.options import check_value
-from unforced.protocols import Codec, Decoder, FittedTask, HasCodec, ModelSpec, Objective, Sampler, Split, Task
+from unforced.options import Options, check_value, checked
+from unforced.protocols import (
+    Codec,
+    Decoder,
+    FittedTask,
+    HasCodec,
+    ModelSpec,
+    Objective,
+    Sampler,
+    Split,
+    SupportsReading,
+    Task,
+    WrapsTask,
+)
 from unforced.protocols import fitted as fit_objective
 from unforced.recipes import recipe as recipes
-from unforced.recipes.fields import build
+from unforced.recipes.fields import build, pick
 from unforced.recipes.recipe import Recipe
 from unforced.training import evaluation, trainer
 from unforced.training.loading import Loaded, OwnModel, fastest_device, load, read_recipe
@@ -35,11 +47,13 @@ __all__ = [
 ]  # fmt: skip
 
 RUNS = Path("runs")
+Table = Mapping[str, Any]  # a name and fields, as in a recipe
 
 
 # Objects by name
 
 
+@checked
 def objective(name: str, **fields: Any) -> Objective:
     """Return a registered objective; ``unforced list objectives --json`` shows the fields.
 
@@ -50,12 +64,18 @@ def objective(name: str, **fields: Any) -> Objective:
     return found
 
 
+@checked
 def task(name: str, **fields: Any) -> Task:
-    """Return a registered task."""
+    """Return a registered task. A list of examples can take the place of a file.
+
+    >>> task("pairs", train=[("a b", "b a"), ("c d", "d c"), ("e f", "f e")]).read("test")
+    [Example(source='e f', target='f e', references=())]
+    """
     found: Task = _build("tasks", name, fields)
     return found
 
 
+@checked
 def model(name: str, **fields: Any) -> ModelSpec:
     """Return the specification of a registered model; ``.build(sizes)`` returns the network."""
     found: ModelSpec = _build("models", name, fields)
@@ -66,11 +86,22 @@ def _build(kind: str, name: str, fields: Mapping[str, Any]) -> Any:
     return build(registry.resolve(kind, name), fields, name)
 
 
+def _object(kind: str, hint: Any, value: Any) -> Any:
+    """Return an object of a kind, or the object that a name or a table with a name stands for."""
+    key = kind.removesuffix("s")
+    if isinstance(value, str | Mapping):
+        return pick(kind, recipes.normalize({key: value})[key], key, "method" if kind == "decoders" else "name")
+    is_spec = kind == "models" and isinstance(value, type) and issubclass(value, Options)
+    check_value(key, ModelSpec if is_spec else hint, value)  # a specification's class is callable, but not with sizes
+    return value
+
+
 # Training and evaluation
 
 
+@checked
 def train(
-    recipe: str | Path | Recipe,
+    recipe: str | Path | Recipe | Table,
     *overrides: str,
     run: str | Path | None = None,
     resume: bool = False,
@@ -85,13 +116,14 @@ def train(
     return folder
 
 
+@checked
 def fit(
-    model: OwnModel,
-    task: Task,
-    objective: Objective | str,
+    model: OwnModel | str | Table,
+    task: Task | str | Table,
+    objective: Objective | str | Table,
     run: str | Path,
     *,
-    decoding: Mapping[str, Decoder] | None = None,
+    decoding: Mapping[str, Decoder | str | Table] | None = None,
     seed: int = 1,
     resume: bool = False,
     quiet: bool = False,
@@ -100,20 +132,25 @@ def fit(
     """Train any model on any task without a recipe; ``training`` are fields of `Training`.
 
     ``model`` is a module, a specification, or a function or class that is called with the ``Sizes`` of the data after
-    ``torch.manual_seed(seed)``. ``load(run, model=model)`` returns it with its trained weights.
+    ``torch.manual_seed(seed)``. ``load(run, model=model)`` returns it with its trained weights. Registered models,
+    tasks, objectives and decoders can be given by their names, or by tables with a name and fields.
     """
-    chosen = _build("objectives", objective, {}) if isinstance(objective, str) else objective
+    spec, data = _object("models", OwnModel, model), _object("tasks", Task, task)
+    if isinstance(spec, SupportsReading) and not isinstance(data, WrapsTask):
+        data = spec.reading(data)  # with the model's own tokenizer
+    chosen = _object("objectives", Objective, objective)
     options = build(Training, training, "training")
-    decoders = dict(decoding or {"greedy": _build("decoders", "greedy", {})})
+    decoders = {name: _object("decoders", Decoder, each) for name, each in (decoding or {"greedy": "greedy"}).items()}
     if options.validate not in decoders:
         raise InputError(f'validate: "{options.validate}" is not in decoding; {nearest(options.validate, decoders)}')
     label = registry.name_of("objectives", chosen) or type(chosen).__name__
     label = label if recipes.SAFE.fullmatch(label) else "own"
-    single = Recipe("own", "", (seed,), label, task, model, chosen, options, decoders, (recipes.Variant(label),))
+    single = Recipe("own", "", (seed,), label, data, spec, chosen, options, decoders, (recipes.Variant(label),))
     trainer.train(single, run, resume=resume, quiet=quiet)
     return Path(run)
 
 
+@checked
 def evaluate(
     run: str | Path,
     split: Split = "test",
@@ -129,7 +166,6 @@ def evaluate(
 
     Return the scores: decoder -> metric -> score. ``table`` prints them with their intervals.
     """
-    check_value("split", Split, split)
     folder, recipe = RunFolder(run), read_recipe(run)
     network, fitted_task = load(run, checkpoint, model, task, fastest_device(), recipe)
     if decoder is not None and decoder not in recipe.decoding:
@@ -184,46 +220,63 @@ def diagnose(
 # Parts of a custom training loop
 
 
-def fitted(objective: Objective, known: Any, examples: Iterable[Any] | None = None) -> Objective:
+@checked
+def fitted(objective: Objective | str | Table, known: Any, examples: Iterable[Any] | None = None) -> Objective:
     """Fit an objective to the vocabulary and the training data, for a training loop of your own.
 
     ``known`` is a codec or has one (a fitted task, a loaded model); ``examples`` are then raw or encoded examples. Or
     ``known`` is a Hugging Face model that `wrap` returned; ``examples`` are then items with ``labels`` or
     ``input_ids``.
     """
+    chosen: Objective = _object("objectives", Objective, objective)
     if isinstance(known, WrappedModel):
         from unforced.huggingface.codec import LabelledExamples
 
         items = () if examples is None else LabelledExamples(examples)
-        return fit_objective(objective, known.vocabulary, items)
+        return fit_objective(chosen, known.vocabulary, items)
     codec = _codec_of(known)
     if codec is None:
         raise InputError(
             f"{type(known).__name__} has no vocabulary: pass a codec, a fitted task, or a model that "
             "unforced.wrap returned"
         )
-    encoded = (each if isinstance(each, Encoded) else codec.encode(_example(each)) for each in examples or ())
-    return fit_objective(objective, codec, list(encoded))
+    encoded = (each if isinstance(each, Encoded) else codec.encode(_example(each, codec)) for each in examples or ())
+    return fit_objective(chosen, codec, list(encoded))
 
 
+@checked
 def batch(model_or_task: Any, pairs: Iterable[Any]) -> Batch:
     """Return a `Batch` of raw examples: pairs (source, target), ``Example`` tuples, or sources alone.
 
-    The first argument is a loaded model, a ``FittedTask``, or anything else with a codec. A task that is not fitted yet
-    learns its codec from its training data, once. The batch is on the model's device.
+    The first argument is a run folder, a loaded model, a ``FittedTask``, or anything else with a codec. A task that is
+    not fitted yet learns its codec from its training data, once. Sources may be texts, as in a line of the command line;
+    for a model without sources, a text alone is a target. The batch is on the model's device.
     """
+    model_or_task = _network(model_or_task)
     codec = _fit_codec(cast(Hashable, model_or_task)) if isinstance(model_or_task, Task) else _codec_of(model_or_task)
     if codec is None:
         what = type(model_or_task).__name__
         raise InputError(f"{what} has no codec: pass a loaded model, or a task fitted to training data")
-    if isinstance(pairs, str):
-        raise InputError("pass a list of examples, not a string")
-    examples = [_example(pair) for pair in pairs]
+    examples = [_example(pair, codec) for pair in pairs]
     if not examples:
         raise InputError("a batch needs at least one example")
+    return _collate(model_or_task, codec, examples)
+
+
+def _collate(model_or_task: Any, codec: Codec, examples: list[Example]) -> Batch:
     weights = next(model_or_task.parameters(), None) if isinstance(model_or_task, nn.Module) else None
     device = torch.device("cpu") if weights is None else weights.device
-    return FittedTask(model_or_task, codec).batch(examples, device=device)
+    try:
+        return FittedTask(model_or_task, codec).batch(examples, device=device)
+    except (AttributeError, TypeError, ValueError, IndexError) as error:
+        raise InputError(f"these are not examples for {type(codec).__name__}: {error}") from error
+
+
+def _network(model: Any) -> Any:
+    """Return the network of a run folder or of what `load` returned; anything else as it is."""
+    if isinstance(model, str | Path):
+        return load(model, device=fastest_device()).model
+    return model.model if isinstance(model, Loaded) else model
 
 
 def _codec_of(known: Any) -> Codec | None:
@@ -238,31 +291,59 @@ def _fit_codec(task: Any) -> Codec:
     return codec
 
 
-def _example(pair: Any) -> Example:
+def _example(pair: Any, codec: Codec) -> Example:
     if isinstance(pair, Example):
         return pair
-    if isinstance(pair, tuple) and len(pair) == 2:
-        return Example(*pair)
-    return Example(pair, None)
+    source, target = pair if isinstance(pair, tuple) and len(pair) == 2 else (pair, None)
+    if target is None and codec.sizes[1:] == (None, None, None):  # no kind of source
+        return Example(None, source)
+    return Example(codec.parse(source) if type(source) is str else source, target)
 
 
+@overload
 def decode(
-    model: Any, batch: Batch, method: Decoder | str = "beam", *, rng: torch.Generator | None = None, **fields: Any
-) -> Hypotheses:
-    """Decode a batch with a decoder, such as ``unforced.decoding.Beam(beam=5)``, or with a registered one and its
-    fields.
+    model: Any, batch: Batch, method: Decoder | str = ..., *, rng: torch.Generator | None = ..., **fields: Any
+) -> Hypotheses: ...
+
+
+@overload
+def decode(
+    model: Any, batch: Iterable[Any], method: Decoder | str = ..., *, rng: torch.Generator | None = ..., **fields: Any
+) -> list[str]: ...
+
+
+@checked
+def decode(
+    model: Any,
+    batch: Batch | Iterable[Any],
+    method: Decoder | str = "beam",
+    *,
+    rng: torch.Generator | None = None,
+    **fields: Any,
+) -> Hypotheses | list[str]:
+    """Decode a batch, or sources such as texts: then return the best output of each as text.
+
+    ``model`` is a model, what `load` returned, or a run folder. ``method`` is a decoder, such as
+    ``unforced.decoding.Beam(beam=5)``, or the name of a registered one with its fields.
     """
-    if not isinstance(method, str):
-        if fields:
-            raise InputError(f"{', '.join(fields)}: fields go with the name of a decoder, not with an object")
-        return method(model, batch, rng=rng)
-    decoder: Decoder = _build("decoders", method, fields)
-    return decoder(model, batch, rng=rng)
+    if not isinstance(method, str) and fields:
+        raise InputError(f"{', '.join(fields)}: fields go with the name of a decoder, not with an object")
+    decoder: Decoder = _build("decoders", method, fields) if isinstance(method, str) else method
+    network = _network(model)
+    if isinstance(batch, Batch):
+        return decoder(network, batch, rng=rng)
+    codec = _codec_of(network)
+    if codec is None:
+        raise InputError(f"{type(network).__name__} has no codec: pass a loaded model, or a Batch")
+    sources = [Example(codec.parse(source) if type(source) is str else source, None) for source in batch]
+    found = decoder(network, _collate(network, codec, sources), rng=rng)
+    return [codec.show(codec.decode(ids)) for ids in found.ids(codec.symbols)]
 
 
 # Masked models: energies and Markov chains
 
 
+@checked
 def score(
     model: str | Path, sentences: Iterable[str], *, whole_words: bool = False, checkpoint: str = "best"
 ) -> "list[Score]":
@@ -279,6 +360,7 @@ def score(
     return list(score_lines(open_model(model, checkpoint), lines, whole_words=whole_words))
 
 
+@checked
 def sample(
     model: str | Path,
     output: str | Path,
@@ -322,8 +404,9 @@ def sample(
 # Comparisons and reports
 
 
+@checked
 def compare(
-    *sources: str | Path | Recipe,
+    *sources: str | Path | Recipe | Table,
     overrides: Iterable[str] = (),
     variants: Sequence[str] | None = None,
     root: str | Path = RUNS,
@@ -351,6 +434,7 @@ def compare(
     return result
 
 
+@checked
 def report(*runs: str | Path, output: str | Path = "report.html") -> Path:
     """Write one offline page about run folders, or only its tables if ``output`` ends in ``.md``; return its path."""
     from unforced.reports.page import write_report

@@ -21,11 +21,29 @@ import math
 import operator
 import types
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from functools import wraps
+from inspect import Parameter, signature
+from pathlib import Path
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    ParamSpec,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from unforced.errors import InputError, closest
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 # Ranges
 
@@ -143,6 +161,32 @@ def check_value(name: str, hint: Any, value: Any) -> None:
         raise InputError(f"{text}; {problem.advice}" if problem.advice else text)
 
 
+def checked(function: Callable[P, R]) -> Callable[P, R]:
+    """Check the arguments of a function against their type hints, as `Options` does for fields.
+
+    >>> @checked
+    ... def double(count: Count, *names: str) -> int:
+    ...     return 2 * count
+    >>> double(3)
+    6
+    >>> double(0)
+    Traceback (most recent call last):
+    unforced.errors.InputError: count must be at least 1, got 0
+    """
+    parameters = signature(function)
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        for name, value in parameters.bind(*args, **kwargs).arguments.items():
+            several = parameters.parameters[name].kind is Parameter.VAR_POSITIONAL
+            if name in function.__annotations__:
+                for each in value if several else (value,):
+                    check_value(name, function.__annotations__[name], each)
+        return function(*args, **kwargs)
+
+    return call
+
+
 def hints_of(cls: type) -> dict[str, Any]:
     """Return the type hints of a class by field name, ranges included."""
     if cls not in _HINTS:
@@ -169,6 +213,7 @@ _PLAIN = {
     str: "a string",
     type(None): "none",
     Any: "any value",
+    Path: "a path",
 }
 
 
@@ -196,8 +241,10 @@ def expected(hint: Any) -> str:
         if args[-1:] == (Ellipsis,):
             return f"a list (each {expected(args[0])})"
         return f"a list of {len(args)} values ({', '.join(map(expected, args))})"
-    if origin is dict:
+    if origin in (dict, Mapping) or hint is Mapping:
         return "a table"
+    if origin in (Iterable, Sequence):
+        return "a list"
     if origin is Callable or hint is Callable:
         return "a function"
     name = getattr(origin or hint, "__name__", str(hint))
@@ -244,12 +291,15 @@ def _find_problem(hint: Any, value: Any, infinite: bool = False) -> _Problem | N
         fits = False
     elif origin is Callable or hint is Callable:
         fits = callable(value)
+    elif origin in (Iterable, Sequence) and isinstance(value, str):
+        fits = False  # its characters are hardly meant
     elif hint is int or hint is float:
         whole = isinstance(value, int) and not isinstance(value, bool)
         fits = whole or (hint is float and isinstance(value, float) and (math.isfinite(value) or infinite))
     else:
         fits = _is_instance(value, origin or hint)
-    return None if fits else _Problem(expected(hint), value)
+    advice = f"pass an object, {value.__name__}(…)" if isinstance(value, type) else ""
+    return None if fits else _Problem(expected(hint), value, advice=advice)
 
 
 def _check_ranges(hint: Any, value: Any) -> _Problem | None:

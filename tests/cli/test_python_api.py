@@ -4,6 +4,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 
 import unforced
 from unforced.protocols import FittedTask
+from unforced.recipes.recipe import load
 from unforced.registry import REGISTRY, resolve
 from unforced.types import Batch, DecoderState, Loss, Progress, Sizes
 
@@ -245,8 +247,69 @@ def test_a_type_checker_knows_the_classes(tmp_path: Path) -> None:
 
 
 def test_wrong_values_are_one_sentence() -> None:
-    with pytest.raises(unforced.InputError, match="split must be one of train, dev, test, got 'val'"):
-        unforced.evaluate("runs/none", split="val")  # type: ignore[arg-type]
-    fitted = unforced.tasks.Palindromes(length=4)
-    with pytest.raises(unforced.InputError, match="pass a list of examples"):
-        unforced.batch(fitted, "ab")
+    task, loss = unforced.tasks.Palindromes(length=4), unforced.objectives.CrossEntropy
+    calls: list[tuple[Any, str]] = [
+        (lambda: unforced.evaluate("runs/none", split="val"), "split must be one of train, dev, test, got 'val'"),
+        (lambda: unforced.batch(task, "ab"), "pairs must be a list, got 'ab'"),
+        (lambda: unforced.batch(task, [3]), "not examples for StringCodec"),
+        (lambda: unforced.score("runs/none", "ab"), "sentences must be a list, got 'ab'"),
+        (lambda: unforced.decode(nn.Linear(1, 1), ["ab"]), "Linear has no codec"),
+        (lambda: unforced.load(3), "run must be a string or a path, got 3"),
+        (lambda: unforced.compare(["g2p"]), "sources must be a string or a path or"),
+        (lambda: unforced.fit(unforced.models.LSTM, task, "cross_entropy", "x"), r"pass an object, LSTM\("),
+        (lambda: unforced.fit(Own, type(task), "cross_entropy", "x"), r"pass an object, Palindromes\("),
+        (lambda: unforced.fit(Own, task, loss, "x"), r"objective must be an Objective .* pass an object, CrossEntropy\("),
+        (lambda: unforced.fit(Own, 3, "cross_entropy", "x"), "task must be a Task or a string or a table, got 3"),
+        (lambda: unforced.fit("lsmt", task, "cross_entropy", "x"), 'did you mean "lstm"'),
+    ]  # fmt: skip
+    for call, message in calls:
+        with pytest.raises(unforced.InputError, match=message):
+            call()
+
+
+def test_names_and_tables_are_taken_for_objects(tmp_path: Path) -> None:
+    run = unforced.fit(
+        {"name": "lstm", "hidden": 4, "embedding": 4}, {"name": "palindromes", "size": 20, "held_out": 4}, "cross_entropy",
+        tmp_path / "run", decoding={"greedy": "greedy", "two": {"method": "beam", "beam": 2}}, epochs=None, steps=1, quiet=True,
+    )  # fmt: skip
+    loaded = unforced.load(run)
+    assert type(loaded.model).__name__ == "LSTMModel"
+    assert load(run).decoding["two"] == unforced.decoding.Beam(beam=2)
+    assert unforced.batch(loaded, ["abcba"]).tokens == 5  # without sources, a text is a target
+    recipe = {"task": "palindromes", "model": "lstm", "objective": "label_smoothing", "training": {"steps": 3}}
+    assert load(recipe).objective == unforced.objectives.LabelSmoothing()
+    assert unforced.fitted("cross_entropy", loaded.model) == unforced.objectives.CrossEntropy()
+
+
+def test_texts_are_decoded_to_texts(run: Path, task: unforced.Task, tmp_path: Path) -> None:
+    loaded = unforced.load(run, model=Own)
+    batch = unforced.batch(loaded.model, ["a b", "c d"])
+    found = unforced.decode(loaded.model, batch, "greedy")
+    texts = [loaded.task.codec.decode(ids) for ids in found.ids(batch.symbols)]
+    assert unforced.decode(loaded.model, ["a b", "c d"], "greedy") == texts
+    assert unforced.decode(loaded, ("a b", "c d"), unforced.decoding.Greedy()) == texts
+    other = unforced.fit("lstm", task, "cross_entropy", tmp_path / "run", epochs=None, steps=1, quiet=True)
+    assert len(unforced.decode(other, ["a b"])) == 1
+
+
+def test_a_model_is_checked_on_examples_first(task: unforced.Task, tmp_path: Path) -> None:
+    class Wide(Own):
+        def score(self, features: torch.Tensor) -> torch.Tensor:
+            return torch.cat([super().score(features)] * 2, dim=-1)
+
+    class Stateless(Own):
+        def advance(self, state: DecoderState, inputs: torch.Tensor) -> Any:
+            return self.cell(inputs)
+
+    class Broken(Own):
+        def start(self, batch: Batch) -> Any:
+            return batch.nothing  # type: ignore[attr-defined]
+
+    for kind, message in [
+        (Wide, r"Wide must score all \d+ tokens .* must have the shape \[2, 3, \d+\], got \[2, 3, \d+\]"),
+        (Stateless, r"Stateless\.advance must return features and a DecoderState"),
+        (Broken, "Broken fails on training examples: AttributeError"),
+    ]:
+        with pytest.raises(unforced.InputError, match=message):
+            unforced.fit(kind, task, "cross_entropy", tmp_path / "run")
+    assert not (tmp_path / "run").exists()

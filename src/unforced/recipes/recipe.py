@@ -267,14 +267,17 @@ class Recipe:
 
 
 def load(
-    source: str | Path | Recipe, overrides: Iterable[str] = (), variant: str | None = None, seed: int | None = None
+    source: str | Path | Recipe | Mapping[str, Any],
+    overrides: Iterable[str] = (),
+    variant: str | None = None,
+    seed: int | None = None,
 ) -> Recipe:
-    """Load a recipe by its name, from a TOML file or from a run folder.
+    """Load a recipe by its name, from a TOML file, from a run folder or from plain data.
 
     Apply ``overrides`` after the changes of ``variant``. The plain data are merged first and built once; other variants
     stay plain data until `Recipe.single` builds them.
     """
-    where = source.name if isinstance(source, Recipe) else str(source)
+    where = source.name if isinstance(source, Recipe) else "recipe" if isinstance(source, Mapping) else str(source)
     try:
         changes = parse_overrides(overrides)
         if isinstance(source, Recipe) and not changes and variant is None:
@@ -428,8 +431,10 @@ def builtin() -> dict[str, Any]:
     return {file.name.removesuffix(".toml"): file for file in files}
 
 
-def read(source: str | Path) -> Data:
+def read(source: str | Path | Mapping[str, Any]) -> Data:
     """Read the plain data of a built-in recipe, of a TOML file or of a folder with ``recipe.toml``."""
+    if isinstance(source, Mapping):
+        return normalize({"name": "recipe", **source})
     known, path, content = builtin(), Path(source), b""
     own = known.get(source) if isinstance(source, str) else None
     if (path / "recipe.toml").is_file():

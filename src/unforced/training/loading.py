@@ -10,11 +10,13 @@ import torch
 from torch import nn
 
 from unforced.errors import InputError, nearest
+from unforced.models.modes import evaluation_mode
+from unforced.options import checked, show
 from unforced.protocols import Codec, FittedTask, MaskedModel, ModelSpec, SupportsReading, Task, TokenizerIds
 from unforced.recipes.recipe import Recipe
 from unforced.training.checkpoints import load_weights
 from unforced.training.run_folder import RunFolder
-from unforced.types import Sizes
+from unforced.types import Batch, DecoderState, Sizes
 
 OwnModel = nn.Module | ModelSpec | Callable[[Sizes], nn.Module]
 REQUIRED = ("start", "embed", "advance", "score")  # methods of a StepDecoder; only some objectives need embed_mix
@@ -27,6 +29,7 @@ class Loaded(NamedTuple):
     task: FittedTask
 
 
+@checked
 def load(
     run: str | Path,
     checkpoint: str = "best",
@@ -86,6 +89,31 @@ def find_checkpoint(folder: RunFolder, name: str) -> Path:
     if name not in found:
         raise InputError(f'{folder.path}: has no checkpoint "{name}"; {nearest(name, ["best", "last", *found])}')
     return found[name]
+
+
+def check_outputs(network: nn.Module, batch: Batch, size: int) -> None:
+    """Raise `InputError` if a user's network fails on a batch, or does not score ``size`` tokens at each position."""
+    name, asked = type(network).__name__, tuple(batch.prefix.shape)
+    step_decoder: Any = network
+    try:
+        with evaluation_mode(network), torch.no_grad(), torch.random.fork_rng(devices=[]):
+            if isinstance(network, MaskedModel):
+                scores = network.scores(batch, batch.gold, batch.mask)
+            else:
+                state = step_decoder.start(batch)
+                features, state = step_decoder.advance(state, step_decoder.embed(batch.prefix))
+                scores = step_decoder.score(features)
+                if not isinstance(state, DecoderState):
+                    raise InputError(f"{name}.advance must return features and a DecoderState, got {show(state)}")
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"{name} fails on training examples: {type(error).__name__}: {error}") from error
+    if tuple(scores.shape) != (*asked, size):
+        raise InputError(
+            f"{name} must score all {size} tokens of the vocabulary: the scores of a batch of {asked[0]} examples and "
+            f"{asked[1]} positions must have the shape {[*asked, size]}, got {list(scores.shape)}"
+        )
 
 
 def load_frozen(folder: str, like: nn.Module) -> nn.Module:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from unforced.errors import InputError
 from unforced.ops.random_streams import generator, random_state, restore_random_state, seed_everything
-from unforced.protocols import FittedTask, SupportsModels, fitted
+from unforced.protocols import FittedTask, ModelSpec, SupportsModels, fitted
 from unforced.recipes.recipe import Recipe, check_needed_runs, with_paths_resolved
 from unforced.training import checkpoints, distributed
 from unforced.training.batching import check_lengths, epoch_batches, micro_batches, planned_updates, token_lengths
@@ -30,7 +30,7 @@ from unforced.training.checkpoints import (
 )
 from unforced.training.distributed import Interrupted, Signals, catch_signals, on_main
 from unforced.training.evaluation import evaluate, spread
-from unforced.training.loading import build_network, load_frozen
+from unforced.training.loading import build_network, check_outputs, load_frozen
 from unforced.training.options import learning_rate
 from unforced.training.progress import Display, RunLog
 from unforced.training.run_folder import RunFolder
@@ -103,7 +103,10 @@ class Setup(NamedTuple):
         lengths = token_lengths(encoded)
         check_lengths(lengths, recipe.training.batch_tokens)
         torch.manual_seed(recipe.seeds[0])
-        return cls(FittedTask(recipe.task, codec), train, dev, encoded, lengths, build_network(recipe.model, codec))
+        model = build_network(recipe.model, codec)
+        if isinstance(recipe.model, nn.Module) or not isinstance(recipe.model, ModelSpec):
+            check_outputs(model, codec.collate(encoded[:2], range(len(encoded[:2]))), codec.sizes.target)
+        return cls(FittedTask(recipe.task, codec), train, dev, encoded, lengths, model)
 
 
 @dataclass
