@@ -189,6 +189,7 @@ def evaluate(
     return scores
 
 
+@checked
 def diagnose(
     model: str | Path | nn.Module,
     examples: Iterable[Any] | None = None,
@@ -213,7 +214,7 @@ def diagnose(
         trained = diagnosis.Trained(model, task)
     else:
         trained = diagnosis.open_trained(model)
-    chosen = None if examples is None else [_example(pair) for pair in examples]
+    chosen = None if examples is None else [_example(pair, trained.task.codec) for pair in examples]
     return diagnosis.diagnose(trained, chosen, split=split, most=most, quiet=quiet)
 
 
