@@ -166,7 +166,7 @@ def compare(
     return 1 if found.failures else 0
 
 
-def report(*runs: Path, output: Path = Path("report.html")) -> None:
+def report(*runs: Path, output: Annotated[Path, Parameter(name=("--output", "-o"))] = Path("report.html")) -> None:
     """Write an HTML page with tables, curves and example outputs of runs, one comparison for each task.
 
     Parameters

@@ -98,7 +98,7 @@ def render(sections: Sequence[Section], *, reload: bool = False) -> str:
         lstrip_blocks=True,
     )
     template = environment.get_template("comparison.html.jinja")
-    contents = [_contents(comparison, runs, prefix=f"s{i}-") for i, (comparison, runs) in enumerate(sections)]
+    contents = [_contents(comparison, runs, reload, prefix=f"s{i}-") for i, (comparison, runs) in enumerate(sections)]
     names = [comparison.name for comparison, _ in sections]
     return environment.get_template("report.html.jinja").render(
         title=", ".join(names) if len(names) > 1 else f"{names[0]}: {', '.join(contents[0]['variants'])}",
@@ -106,11 +106,11 @@ def render(sections: Sequence[Section], *, reload: bool = False) -> str:
         colours=COLOURS,
         dark_colours=DARK_COLOURS,
         swatches=[css_line(i) for i in range(max(len(comparison.variants) for comparison, _ in sections))],
-        sections=[Markup(template.render(each, reload=reload)) for each in contents],
+        sections=[Markup(template.render(each)) for each in contents],
     )
 
 
-def _contents(comparison: Comparison, runs: Sequence[Run], *, prefix: str) -> dict[str, Any]:
+def _contents(comparison: Comparison, runs: Sequence[Run], reload: bool, *, prefix: str) -> dict[str, Any]:
     """Return the variables of the template of a section; ``prefix`` begins the ids of its figures."""
     from markupsafe import Markup
 
@@ -118,7 +118,7 @@ def _contents(comparison: Comparison, runs: Sequence[Run], *, prefix: str) -> di
     variants = [variant for variant in comparison.variants if variant in started]
     return {
         "comparison": comparison,
-        "unfinished": _unfinished(comparison),
+        "unfinished": _unfinished(comparison, reload),
         "verdicts": verdicts(comparison),
         "changes": Markup(inline_changes(comparison, f"{prefix}changes")),
         "tables": comparison_tables(comparison),
@@ -137,11 +137,18 @@ def _contents(comparison: Comparison, runs: Sequence[Run], *, prefix: str) -> di
     }
 
 
-def _unfinished(comparison: Comparison) -> str:
-    """Return how many runs have not ended, by state; empty if all have."""
+def _unfinished(comparison: Comparison, reload: bool) -> str:
+    """Say which runs have not ended, and what to do; return an empty text if all have."""
     states = [run.state for run in comparison.runs]
-    counts = {state: states.count(state) for state in ("running", "interrupted", "waiting")}
-    return ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+    counts = {state: states.count(state) for state in ("running", "interrupted", "waiting") if state in states}
+    if not counts:
+        return ""
+    text = f"Unfinished runs: {', '.join(f'{count} {state}' for state, count in counts.items())}."
+    if reload:
+        text += " This page reloads every 30 seconds."
+    elif "interrupted" in counts:
+        text += " Continue a training with --resume, a comparison by the same command."
+    return text
 
 
 def learning_curves(runs: Sequence[Run], variants: Sequence[str], prefix: str = "") -> list[str]:
