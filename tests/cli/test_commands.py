@@ -103,7 +103,9 @@ def test_completion_can_be_installed(
     assert any("unforced" in path.name for path in tmp_path.rglob("*") if path.is_file())
 
 
-def test_own_warnings_are_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warnings_of_the_library_are_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Those of other packages stay what they are, with the file that they come from."""
 
     def warn(_: object) -> int:
@@ -147,7 +149,7 @@ def test_list_recipes(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(line.split("\t")[1] for line in lines)
 
 
-def test_list_says_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_prints_all_names(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list"]) == 0
     parts = dict(line.split("\t") for line in capsys.readouterr().out.splitlines())
     assert {part: names.split(", ") for part, names in parts.items()} == {

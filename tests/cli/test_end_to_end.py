@@ -77,7 +77,7 @@ def feed(monkeypatch: pytest.MonkeyPatch):
     return lambda data: monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(data)))
 
 
-def test_train_leaves_a_run_that_says_everything(place: Path) -> None:
+def test_train_writes_a_complete_run_folder(place: Path) -> None:
     run = place / "run"
     info = json.loads((run / "run.json").read_text())
     assert (info["name"], info["variant"], info["seed"]) == ("reverse", "cross_entropy", 5)

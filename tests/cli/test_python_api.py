@@ -59,7 +59,7 @@ def run(task: unforced.Task, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return unforced.fit(Own, task, unforced.objectives.CrossEntropy(), folder, epochs=None, steps=3, quiet=True)
 
 
-def test_an_own_model_is_trained_and_comes_back(run: Path, task: unforced.Task) -> None:
+def test_a_custom_model_is_trained_and_loaded(run: Path, task: unforced.Task) -> None:
     model, fitted = unforced.load(run, model=Own)
     assert isinstance(model, Own)
     assert not model.training
@@ -93,7 +93,7 @@ def test_a_module_has_the_trained_weights_after_fit(task: unforced.Task, tmp_pat
         assert torch.equal(a, b)
 
 
-def test_a_run_of_an_own_model_needs_the_model(run: Path) -> None:
+def test_a_run_of_a_custom_model_needs_the_model(run: Path) -> None:
     with pytest.raises(unforced.InputError, match=r"was trained with a model of your own; load\(run, model=…\)"):
         unforced.load(run)
     with pytest.raises(unforced.InputError, match="the weights don't fit the model"):
@@ -123,7 +123,7 @@ def test_wrong_options_of_fit(task: unforced.Task, tmp_path: Path) -> None:
         unforced.fit(Own, task, "crossentropy", tmp_path)
 
 
-def test_own_objectives_and_tasks(task: unforced.Task, tmp_path: Path) -> None:
+def test_custom_objectives_and_tasks(task: unforced.Task, tmp_path: Path) -> None:
     @dataclass(frozen=True)
     class Half:
         """Half the cross-entropy."""

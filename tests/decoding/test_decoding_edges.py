@@ -1,4 +1,4 @@
-"""Odd input, broken models, and what decoding leaves behind."""
+"""Edge cases of input, broken models, and state after decoding."""
 
 from dataclasses import replace
 

@@ -123,7 +123,7 @@ def test_following_a_trace_by_hand():
 
 @pytest.mark.parametrize("decoder", [Greedy(min_length=6, max_length=6), Beam(beam=1, min_length=6, max_length=6)])
 def test_the_first_input_of_an_example_is_the_first_of_its_prefix(decoder):
-    """Against feeding the whole prefix anew at every step."""
+    """Compare with feeding the whole prefix at every step."""
     differ = 0
     for seed in range(6):
         model, usual = lstm(seed).eval(), make_batch(SOURCES)

@@ -112,7 +112,7 @@ def test_samples_of_an_example_differ_and_a_generator_in_the_same_state_repeats_
     assert len(counts(first)) > 5
 
 
-def test_sampling_leaves_the_global_generator_alone_and_asks_for_its_own():
+def test_sampling_uses_its_own_generator():
     model, batch = lstm(1), make_batch(SOURCES)
     before = torch.get_rng_state()
     Sample()(model, batch, rng=generator())

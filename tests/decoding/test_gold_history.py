@@ -1,4 +1,4 @@
-"""Tokens predicted behind the gold, against a plain loop and against greedy search."""
+"""Tokens predicted after the target, against a plain loop and against greedy search."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ def with_gold(batch: Batch, rows: list[list[int]]) -> Batch:
 
 @BUILDERS
 @pytest.mark.parametrize("symbols", [ENDED, FIXED], ids=["ended", "fixed"])
-def test_behind_its_own_output_a_model_says_what_it_said(build, symbols):
+def test_a_model_repeats_its_output_after_its_own_history(build, symbols):
     model, batch = build(3), make_batch(SOURCES, symbols)
     greedy = Greedy() if symbols.eos is None else Greedy(max_length=6)
     own = greedy(model, batch)
@@ -31,13 +31,13 @@ def test_behind_its_own_output_a_model_says_what_it_said(build, symbols):
     torch.testing.assert_close(found.log_probs.double(), own.log_probs.double(), rtol=1e-5, atol=1e-5)
 
 
-def test_without_answers_there_is_nothing_to_measure():
+def test_missing_answers_raise():
     with pytest.raises(InputError, match="this batch has none"):
         GoldHistory()(toy(1), make_batch(SOURCES))
 
 
 @BUILDERS
-def test_each_token_is_the_best_one_behind_the_gold(build):
+def test_each_token_is_the_best_one_after_the_target(build):
     rows = [[3, 4, 3, 2], [4, 2], [4, 4, 4, 4, 2], [2]]
     model, batch = build(5).eval(), with_gold(make_batch(SOURCES), rows)
     found = GoldHistory()(model, batch)

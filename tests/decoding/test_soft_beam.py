@@ -193,7 +193,7 @@ def test_the_start_of_the_papers_collapses_the_beam(build):
 
 @pytest.mark.parametrize("alpha", [0.1, 1.0, 30.0])
 @pytest.mark.parametrize("extra", [False, True])
-def test_all_candidates_weigh_what_the_definition_says(alpha, extra):
+def test_all_candidates_have_the_weights_of_the_definition(alpha, extra):
     torch.manual_seed(0)
     b, k, v = 3, 2, 6
     so_far, scores = torch.randn(b, k, dtype=torch.float64), torch.randn(b, k, v, dtype=torch.float64)
@@ -207,7 +207,7 @@ def test_all_candidates_weigh_what_the_definition_says(alpha, extra):
 
 @pytest.mark.parametrize("alpha", [0.3, 1.0, 10.0, 100.0])
 @pytest.mark.parametrize("spread", [0.1, 3.0])
-def test_what_is_left_out_stays_under_the_bound(alpha, spread):
+def test_left_out_continuations_stay_below_the_bound(alpha, spread):
     torch.manual_seed(1)
     b, k, v = 4, 3, 500
     so_far, scores = torch.randn(b, k).double(), spread * torch.randn(b, k, v).double()
@@ -221,7 +221,7 @@ def test_what_is_left_out_stays_under_the_bound(alpha, spread):
         assert (left_out <= chosen.bound.unsqueeze(1) + 1e-12).all()
 
 
-def test_the_number_kept_grows_till_the_bound_holds():
+def test_the_number_kept_grows_until_the_bound_holds():
     torch.manual_seed(2)
     flat, peaked = 0.01 * torch.randn(2, 3, 4000), 8 * torch.randn(2, 3, 4000)
     runs, none = torch.ones(2, 3, dtype=torch.bool), torch.tensor([], dtype=torch.long)
@@ -305,8 +305,8 @@ def test_selections_keep_their_precision_under_autocast(kind, keep, monkeypatch)
         assert torch.equal(*(getattr(memory, name) for memory in memories))
 
 
-def test_by_scores_as_they_are_what_has_all_but_ended_may_come_back():
-    """Late tokens with high scores outweigh a mass of e^-14, so a decoder goes on till next to nothing runs."""
+def test_raw_scores_can_revive_a_nearly_finished_hypothesis():
+    """Late tokens with high scores outweigh a mass of e^-14, so a decoder continues until almost no mass is unfinished."""
     batch = make_batch(SOURCES, ENDED)
     for kind, goes_on in (("local", False), ("global", True)):
         selector = SoftTop(Constraints.of(batch, kind=kind), 1, 1.0, None, 0.0, tracing=True)

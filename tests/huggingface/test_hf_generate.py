@@ -57,7 +57,7 @@ def generated(model: Any, inputs: dict[str, Tensor], banned: tuple[int, ...], **
 
 
 def theirs(output: Any, inputs: dict[str, Tensor], causal: bool) -> list[list[int]]:
-    """Outputs without what they start with, and without the end symbol and what stands behind it."""
+    """Return outputs without their first token, the end symbol and everything after it."""
     skip = inputs["input_ids"].shape[1] if causal else 1
     rows = output.sequences[:, skip:].tolist()
     return [row[: row.index(2)] if 2 in row else row for row in rows]

@@ -1,4 +1,4 @@
-"""Masked models behind ``MaskedModel``."""
+"""Masked models of transformers with the protocol ``MaskedModel``."""
 
 import itertools
 from dataclasses import replace
@@ -47,7 +47,7 @@ def test_scores_are_the_models_own(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", fast(MASKED))
-def test_what_is_masked_is_hidden(name: str) -> None:
+def test_masked_tokens_are_hidden(name: str) -> None:
     model, data = made(name)
     made_batch, hidden = make_batch(model, **data), torch.zeros(3, 7, dtype=torch.bool)
     hidden[:, 3] = True
@@ -118,7 +118,7 @@ def test_without_labels_all_but_special_tokens_count() -> None:
     assert made_batch.length.tolist() == [4, 3]
 
 
-def test_what_is_missing_is_named() -> None:
+def test_missing_parts_are_named() -> None:
     hf = MASKED["bert"].model()
     with pytest.raises(InputError, match="mask token"):
         wrap(hf)

@@ -89,7 +89,7 @@ def test_the_launcher_of_accelerate(others: dict[str, Tensor], tmp_path: Path) -
         torch.testing.assert_close(value, others[key], rtol=1e-6, atol=1e-9)
 
 
-def test_what_was_split_is_saved_whole(two: dict[str, Tensor]) -> None:
+def test_split_parameters_are_saved_in_full(two: dict[str, Tensor]) -> None:
     saved = {key.removeprefix("saved/"): value for key, value in two.items() if key.startswith("saved/")}
     assert saved
     for key, value in saved.items():

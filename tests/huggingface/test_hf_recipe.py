@@ -231,7 +231,7 @@ def test_texts_and_numbers(place: Path) -> None:
     assert made.mask.tolist() == [[True, True], [True, False]]
 
 
-def test_what_smoothing_asks_of_a_tokenizer(place: Path) -> None:
+def test_loss_smoothing_needs_a_tokenizer(place: Path) -> None:
     """Special tokens are no words, whatever they are called; references count with the target's own tokens, or not at all."""
     codec = HuggingFace(path=str(place / "t5")).codec()
     names = codec.token_names()
@@ -262,8 +262,8 @@ def test_what_smoothing_asks_of_a_tokenizer(place: Path) -> None:
     assert set(codec.encode(Example("a", "b", ("b", "c"))).references) == {names.index("b"), names.index("c")}
 
 
-def test_objectives_are_told_of_a_wrapped_model(place: Path) -> None:
-    """In a loop of one's own: its tokenizer's special tokens are no words, and n-grams are counted in labels."""
+def test_objectives_are_fitted_to_a_wrapped_model(place: Path) -> None:
+    """In a custom loop: its tokenizer's special tokens are no words, and n-grams are counted in labels."""
     codec = HuggingFace(path=str(place / "t5")).codec()
     model = tf.AutoModelForSeq2SeqLM.from_pretrained(place / "t5")
     wrapped = unforced.wrap(model, tokenizer=codec.tokenizer)
@@ -301,7 +301,7 @@ def test_complaints(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert HuggingFace(path=str(place / "gpt2")).codec().symbols.eos == 2
 
 
-def test_folders_that_are_not_whole(place: Path, tmp_path: Path) -> None:
+def test_incomplete_folders(place: Path, tmp_path: Path) -> None:
     def train(folder: Path, **options: Any) -> str:
         with pytest.raises(InputError) as found:
             unforced.train(place / "t5.toml", f"model=hf:{folder}", run=tmp_path / "run", quiet=True)

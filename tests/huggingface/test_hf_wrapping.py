@@ -63,7 +63,7 @@ def test_special_tokens_of_an_encoder_decoder() -> None:
         (lambda: tf.BertLMHeadModel(tf.BertConfig(**BERTS)), "scores of BertLMHeadModel depend on later tokens"),
     ],
 )  # fmt: skip
-def test_what_a_model_lacks_is_named(make: Any, message: str) -> None:
+def test_missing_model_methods_are_named(make: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         wrap(make())
 
@@ -86,7 +86,7 @@ def test_a_model_without_a_usable_cache_takes_whole_passes_only(make: Any, messa
         Greedy(max_length=3)(model, data)
 
 
-def test_a_scale_that_soft_inputs_would_miss_is_found_out() -> None:
+def test_embedding_scales_are_detected_for_soft_inputs() -> None:
     """A model that scales embeddings of ids alone, outside its embedding: what goes in by embeddings differs."""
 
     class Scaling(tf.GPT2LMHeadModel):
@@ -102,7 +102,7 @@ def test_a_scale_that_soft_inputs_would_miss_is_found_out() -> None:
 
 
 def test_any_embedding_can_be_mixed() -> None:
-    """An embedding that is no multiple of its weight is asked for the vectors of all tokens."""
+    """An embedding that is no multiple of its weight is called for the vectors of all tokens."""
 
     class Odd(nn.Embedding):
         def forward(self, ids: torch.Tensor) -> torch.Tensor:
@@ -223,7 +223,7 @@ def test_a_sequence_too_long_is_named() -> None:
         masked.scores(long, long.gold, long.mask)
 
 
-def test_a_trial_run_that_fails_says_how() -> None:
+def test_a_failed_trial_run_names_the_reason() -> None:
     """ProphetNet predicts several tokens at once, by a body that nothing here can stand in for."""
     sizes = dict.fromkeys(("hidden_size", "encoder_ffn_dim", "decoder_ffn_dim"), 16)
     layers = {f"num_{side}_{what}": 2 for side in ("encoder", "decoder") for what in ("layers", "attention_heads")}

@@ -97,7 +97,7 @@ def texts(count: int, seed: int = 0, least: int = 1, most: int = 5) -> list[list
 
 
 def copies(kind: str, count: int, seed: int = 0, least: int = 1, most: int = 5) -> list[dict[str, list[int]]]:
-    """Examples of a copy task: the output is the source, or for a causal model the prompt behind a separator."""
+    """Examples of a copy task: the output is the source, or for a causal model the prompt after a separator."""
     data = []
     for words in texts(count, seed, least, most):
         if kind != "gpt2":

@@ -50,7 +50,7 @@ def small_causal() -> tuple[torch.nn.Module, FittedTask]:
     return spec.build(codec.sizes), FittedTask(task, codec)
 
 
-def test_probabilities_of_all_strings_sum_to_what_is_not_banned() -> None:
+def test_probabilities_of_all_strings_sum_to_the_mass_that_is_not_banned() -> None:
     """27 strings over three letters; the rest of the mass sits on symbols that are never emitted."""
     model, fitted = small_causal()
     letters = [fitted.codec.decode([i])[0] for i in range(3)]

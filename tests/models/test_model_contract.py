@@ -67,7 +67,7 @@ def test_advance_over_many_equals_advances_over_few(case: Case, sizes: tuple[int
 
 
 @pytest.mark.parametrize("past", [0, 2])
-def test_some_positions_have_the_features_they_have_among_all(case: Case, past: int) -> None:
+def test_features_at_some_positions_equal_those_of_all(case: Case, past: int) -> None:
     model, batch = case.model(), batch_for(case.sizes)
     inputs, state = model.embed(batch.prefix), model.start(batch)
     if past:

@@ -82,7 +82,7 @@ def test_a_row_without_memory_has_the_zero_context() -> None:
 
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("bidirectional", [True, False])
-def test_the_encoder_gives_what_packed_sequences_give(layers: int, bidirectional: bool) -> None:
+def test_the_encoder_equals_packed_sequences(layers: int, bidirectional: bool) -> None:
     torch.manual_seed(3)
     encoder = LSTMEncoder(7, 5, 4, layers, bidirectional, rate=0.0).double().eval()
     packed = nn.LSTM(5, 4, layers, batch_first=True, bidirectional=bidirectional).double()

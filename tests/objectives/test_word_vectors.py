@@ -72,7 +72,7 @@ def test_files_of_all_formats_give_unit_vectors(
 
 
 def test_a_vector_belongs_to_one_token(tmp_path: Path) -> None:
-    """To the one spelt exactly so, else to the first; vectors of zeros and further lines of a word do not count."""
+    """To the one with the same spelling, else to the first; zero vectors and repeated words do not count."""
     _, covered = read_vectors(glove(tmp_path), ["The", "the", "CAT", "Cat", "sat"])
     assert covered.tolist() == [False, True, True, False, True]
     path = tmp_path / "odd.txt"

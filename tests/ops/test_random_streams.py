@@ -63,7 +63,7 @@ def test_an_index_of_weight_zero_is_never_drawn(dtype):
     assert draw(tiny, torch.tensor([0.0, 0.5, 1.0])).tolist() == [2, 2, 2]
 
 
-def test_an_examples_numbers_are_its_own_wherever_it_stands():
+def test_random_numbers_depend_on_the_example_only():
     whole, part = keys_of([3, 1, 4, 15]), keys_of([15, 1])
     assert part.tolist() == [whole[3].item(), whole[1].item()]
     t = torch.arange(7)

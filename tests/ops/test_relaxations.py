@@ -65,7 +65,7 @@ def test_the_support_has_all_the_weight_but_a_millionth_and_the_same_gradient(al
     assert gradients[0].abs().max() > 0
 
 
-def test_where_many_tokens_matter_there_is_no_sparse_support():
+def test_flat_distributions_have_no_sparse_support():
     assert peaked_support(torch.randn(3, 400), 0.5) is None
     assert peaked_support(torch.randn(3, 8), 1e6) is None
 

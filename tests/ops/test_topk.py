@@ -33,7 +33,7 @@ def test_equals_a_full_stable_sort(v, levels, small, monkeypatch):
             assert torch.equal(ours[possible], expected[possible])
 
 
-def test_fewer_than_asked_for():
+def test_fewer_outputs_than_requested():
     values, indices = top(torch.tensor([[1.0, 2.0]]), 4)
     assert values.tolist() == [[2.0, 1.0, -torch.inf, -torch.inf]]
     assert indices.tolist() == [[1, 0, 0, 0]]

@@ -1,4 +1,4 @@
-"""Captioning: pictures and captions of one's own, the codec, and what is refused."""
+"""Captioning: pictures and captions of the user, the codec, and refused input."""
 
 import json
 import os

@@ -7,7 +7,7 @@ from unforced.tasks import datasets
 
 
 @pytest.mark.parametrize("value", [None, "", "elsewhere"])
-def test_missing_data_says_what_to_do(monkeypatch: pytest.MonkeyPatch, value: str | None) -> None:
+def test_missing_data_sets_name_the_remedy(monkeypatch: pytest.MonkeyPatch, value: str | None) -> None:
     if value is None:
         monkeypatch.delenv("UNFORCED_DATA", raising=False)
     else:

@@ -54,7 +54,7 @@ def test_lines_end_at_line_feeds_alone(tmp_path: Path) -> None:
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0\n\r\ufeff"))))
 @settings(max_examples=60, deadline=None)
-def test_any_text_comes_back(tmp_path_factory: pytest.TempPathFactory, lines: list[str]) -> None:
+def test_any_text_round_trips(tmp_path_factory: pytest.TempPathFactory, lines: list[str]) -> None:
     path = tmp_path_factory.mktemp("text") / "any.txt"
     path.write_bytes("".join(line + "\n" for line in lines).encode())
     assert [line for _, line in read_lines(path)] == lines

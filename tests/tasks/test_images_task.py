@@ -62,13 +62,13 @@ def test_digits_have_seventeen_levels_and_no_end():
     assert train.dropped == {"beyond the limit": 1216}
 
 
-def test_own_images_are_shrunk_and_quantised(own):
+def test_images_of_the_user_are_shrunk_and_quantised(own):
     raw = np.load(own.path)["x_test"][3].astype(float)
     blocks = raw.reshape(2, 2, 2, 2).mean(axis=(1, 3))
     assert (own.read("test")[3].target == np.floor(blocks * 4 / 256)).all()
 
 
-def test_own_images_keep_a_tenth_for_development_or_use_what_is_given(own, tmp_path):
+def test_images_of_the_user_hold_out_a_tenth_for_development(own, tmp_path):
     assert [len(own.read(split)) for split in ("train", "dev", "test")] == [36, 4, 10]
     path = write(tmp_path / "b.npz", x_dev=np.zeros((6, 4, 4), np.uint8), y_dev=np.zeros(6, int))
     given = Images(path=path)

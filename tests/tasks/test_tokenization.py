@@ -75,7 +75,7 @@ def test_bpe_coder_gives_every_text_back_and_uses_no_reserved_id(text: str) -> N
     assert coder.decode(ids[:-1]) == text
 
 
-def test_bpe_is_learnt_the_same_way_twice_and_needs_all_bytes() -> None:
+def test_bpe_is_deterministic_and_needs_all_bytes() -> None:
     assert Pieces.learn(TEXTS, size=300) == PIECES
     assert 256 < len(PIECES.tokens) <= 300
     with pytest.raises(InputError, match="at least 256 pieces"):

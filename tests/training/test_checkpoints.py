@@ -42,7 +42,7 @@ def names(run: RunFolder) -> list[str]:
     return sorted(path.name for path in (run.path / "checkpoints").iterdir())
 
 
-def test_a_checkpoint_comes_back_bit_for_bit(tmp_path: Path) -> None:
+def test_a_checkpoint_round_trips_bit_for_bit(tmp_path: Path) -> None:
     model = tied()
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     for _ in range(3):
@@ -126,7 +126,7 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_previous_one_used(tmp_path
     assert checkpoints.newest(run) == good  # and nothing more to warn of
 
 
-def test_no_whole_checkpoint_at_all(tmp_path: Path) -> None:
+def test_no_complete_checkpoint(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     assert checkpoints.newest(run) is None
     for step in (1, 2):

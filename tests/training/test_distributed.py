@@ -82,7 +82,7 @@ def test_fewer_rows_than_processes(folder: Path, accumulate: int) -> None:
     ],
     ids=["sample", "soft_sample", "parallel"],
 )
-def test_two_processes_and_micro_batches_draw_what_one_draws(folder: Path, objective: Any) -> None:
+def test_draws_do_not_depend_on_processes_and_micro_batches(folder: Path, objective: Any) -> None:
     options, settings = {**OPTIONS, "epochs": 1}, {**PLAIN, "objective": objective}
     assert Run(folder / "one", options, settings).finish() == [0]
     assert Run(folder / "two", {**options, "accumulate": 2}, settings, world=2).finish() == [0, 0]
@@ -90,7 +90,7 @@ def test_two_processes_and_micro_batches_draw_what_one_draws(folder: Path, objec
     assert losses(folder / "two") == pytest.approx(losses(folder / "one"), rel=1e-6)
 
 
-def test_two_processes_interrupted_go_on_as_if_not(folder: Path) -> None:
+def test_two_interrupted_processes_resume_bitwise(folder: Path) -> None:
     """One process gets the signal, both stop at the same step; dropout draws apart in each."""
     options, settings = {**OPTIONS, "epochs": 12}, {"objective": Noisy()}
     whole, stopped = (Run(folder / name, options, settings, world=2) for name in ("whole", "stopped"))

@@ -97,7 +97,7 @@ def test_predictions_and_scores_are_written_as_designed(tmp_path: Path) -> None:
         write_evaluation(run, "test", "greedy", Greedy(), found, examples[:-1], FITTED.codec)
 
 
-def test_sources_for_people() -> None:
+def test_readable_sources() -> None:
     assert source_text(None) is None
     assert source_text(["a", "b"]) == "a b"
     assert json.dumps(source_text(np.int64(3))) == "3"

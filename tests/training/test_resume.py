@@ -134,7 +134,7 @@ def test_a_signal_during_validation_stops_it_and_it_is_repeated(folder: Path) ->
     assert content(stopped.folder) == content(whole.folder)
 
 
-def test_a_damaged_newest_checkpoint_is_made_again(folder: Path) -> None:
+def test_a_damaged_newest_checkpoint_is_written_again(folder: Path) -> None:
     whole, damaged = Run(folder / "whole", OPTIONS, SETTINGS), Run(folder / "damaged", OPTIONS, SETTINGS)
     assert whole.finish() == [0]
     (child,) = damaged.start()

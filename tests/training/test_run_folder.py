@@ -72,7 +72,7 @@ def test_other_files_are_no_run_to_resume(tmp_path: Path) -> None:
         pass
 
 
-def test_what_a_kill_in_the_first_moments_leaves_is_resumed_and_swept(tmp_path: Path) -> None:
+def test_a_run_killed_at_its_start_is_resumed(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     (tmp_path / "lock").touch()
     (tmp_path / "recipe.toml").touch()

@@ -35,7 +35,7 @@ def snapshot(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
-def test_a_run_learns_and_leaves_what_the_design_says(folder: Path) -> None:
+def test_a_run_learns_and_writes_the_documented_files(folder: Path) -> None:
     made = recipe(options=Training(**{**SHORT, "epochs": 12}, log_samples=True))
     run = train(made, folder / "run", quiet=True)
     ended, found = run.finished(), run.best()
@@ -78,7 +78,7 @@ def test_the_window_of_a_log_line_is_the_mean_over_its_tokens(folder: Path) -> N
     assert two[0]["grad_norm"] == pytest.approx((one[0]["grad_norm"] + one[1]["grad_norm"]) / 2, rel=1e-6)
 
 
-def test_accumulation_leaves_training_what_it_was(folder: Path) -> None:
+def test_accumulation_does_not_change_training(folder: Path) -> None:
     losses = []
     for accumulate in (1, 4):
         made = recipe(options=Training(**SHORT, accumulate=accumulate), dropout=0.0, double=True)
