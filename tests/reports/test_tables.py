@@ -55,14 +55,9 @@ def test_comparison_json_round_trip(comparison: Comparison, tmp_path: Path) -> N
     path = tmp_path / "comparison.json"
     path.write_text(comparison.to_json())
     assert read_comparison(path) == comparison
-
-
-def test_nan_is_written_as_null(comparison: Comparison, tmp_path: Path) -> None:
     row = replace(comparison.rows[0], cells={"error": replace(comparison.rows[0].cells["error"], low=float("nan"))})
-    path = tmp_path / "comparison.json"
     path.write_text(replace(comparison, rows=(row,)).to_json())
     assert json.loads(path.read_text())["rows"][0]["cells"]["error"]["low"] is None
-    assert read_comparison(path).rows[0].cells["error"].low is None
 
 
 @pytest.mark.parametrize(

@@ -43,20 +43,13 @@ class TextExample(NamedTuple):
     outputs: list[VariantOutput]
 
 
-class ImageSheet(NamedTuple):
-    """The outputs of one variant, or the references, as one image."""
-
-    label: str
-    image: str  # data URI
-
-
 class Gallery(NamedTuple):
     """The outputs of one decoder: texts or sheets of images."""
 
     decoder: str
     seeds: list[tuple[str, int]]  # which run of each variant
     texts: list[TextExample]
-    sheets: list[ImageSheet]
+    sheets: dict[str, str]  # images as data URIs, by variant or "reference"
 
 
 def galleries(runs: Sequence[Run], variants: Sequence[str], comparison: Comparison) -> list[Gallery]:
@@ -90,7 +83,7 @@ def _gallery(decoder: str, chosen: dict[str, Run], split: str) -> Gallery:
             pieces = mark_differences(output, references)
             marked.append(VariantOutput(variant, column[i] in answers[i], pieces, separator(output, *references)))
         texts.append(TextExample(shorten(sources[i]), uri, references, marked))
-    return Gallery(decoder, seeds, texts, [])
+    return Gallery(decoder, seeds, texts, {})
 
 
 # Texts
@@ -183,15 +176,15 @@ def data_uri(pixels: np.ndarray) -> str:
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode("ascii")
 
 
-def _sheets(outputs: dict[str, list[str]], answers: Sequence[Sequence[str]]) -> list[ImageSheet]:
+def _sheets(outputs: dict[str, list[str]], answers: Sequence[Sequence[str]]) -> dict[str, str]:
     """Return a sheet of the references and of the first outputs of each variant; nothing unless these are images."""
     images = {label: [read_image(text) for text in texts[:IMAGES]] for label, texts in outputs.items()}
     shapes = {None if image is None else image.shape for column in images.values() for image in column}
     if None in shapes or len(shapes) != 1:
-        return []
+        return {}
     references = [read_image(each[0]) if each else None for each in answers[:IMAGES]]
     if all(image is not None and {image.shape} == shapes for image in references):
         images = {"reference": references, **images}
     columns = {label: [image for image in column if image is not None] for label, column in images.items()}
     top = max(float(image.max()) for column in columns.values() for image in column)
-    return [ImageSheet(label, data_uri(tile(column, 8, top))) for label, column in columns.items()]
+    return {label: data_uri(tile(column, 8, top)) for label, column in columns.items()}
