@@ -8,7 +8,7 @@ import pytest
 
 import unforced
 from unforced.cli import main
-from unforced.diagnosis.diagnose import FILE, REMEDIES
+from unforced.diagnosis.diagnose import REMEDIES
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_command_writes_and_prints_five_rows(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diagnose", str(run), "--split", "train", "--quiet"]) == 0
     printed = capsys.readouterr().out.splitlines()
-    found = json.loads((run / FILE).read_text())
+    found = json.loads((run / "diagnosis.json").read_text())
     assert [line.split("\t")[0] for line in printed[1:6]] == list(REMEDIES)
     for name in REMEDIES:
         low, high = found[name]["interval"]

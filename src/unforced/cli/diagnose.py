@@ -2,7 +2,8 @@
 
 from typing import Literal
 
-from unforced.reports.tables import bounds, number, print_table
+from unforced.reports.diagnosis import diagnosis_table
+from unforced.reports.tables import print_table
 
 
 def diagnose(
@@ -35,19 +36,18 @@ def diagnose(
 
     trained = diagnosis.open_trained(source, overrides, checkpoint)
     found = diagnosis.diagnose(trained, split=split, most=examples, quiet=quiet)
-    print(f"{found.metric} on {found.examples} examples of {found.split}, {found.seconds:.0f} seconds")
-    rows = []
-    for name, finding in found.findings.items():
-        gain, places = finding.headroom, 2 if finding.unit == "points" else 4
-        interval = bounds(gain.low, gain.high, places, sign=True)
-        rows.append((name, number(gain.value, places, sign=True), interval, finding.unit))
-    print_table(("what", "headroom", "95 % interval", "unit"), rows)
+    table = diagnosis_table(found.to_json())
+    print(table.title)
+    print_table(table.header, table.rows)
     for name, finding in found.findings.items():
         print(f"{name}: {finding.meaning}")
     if found.too_early:
         print(found.too_early)
     if trained.run is None:
         return
+    print(
+        f"with details in {trained.run.path / 'diagnosis.json'}; unforced plot diagnosis {trained.run.path} draws them"
+    )
     promising = [name for name, finding in found.findings.items() if finding.headroom.low > 0]
     for name in promising:
         print(f"try for {name}: {diagnosis.command_to_try(name, trained.run.path)}")

@@ -74,7 +74,7 @@ def show(recipe: str, /, *overrides: str, variant: str | None = None, plot: Path
 
 
 def plot(
-    what: Literal["changes", "discontinuity", "traces"],
+    what: Literal["changes", "diagnosis", "discontinuity", "traces"],
     folder: Path | None = None,
     /,
     *,
@@ -86,15 +86,15 @@ def plot(
     Parameters
     ----------
     what
-        changes: differences between the variants of the comparison in FOLDER and its baseline. traces: energies and
-        acceptance rates of the chains in FOLDER. discontinuity: the loss of scheduled sampling along a line in
+        changes: differences between the variants of the comparison in FOLDER and its baseline. diagnosis: what
+        diagnose found for the run in FOLDER. traces: energies and acceptance rates of the chains in FOLDER. discontinuity: the loss of scheduled sampling along a line in
         parameter space, hard and relaxed.
     folder
-        For changes, a folder written by compare; for traces, a folder written by sample.
+        For changes, a folder written by compare; for diagnosis, a run folder; for traces, a folder written by sample.
     metric
         For changes, the metric to plot (default: the first of the comparison).
     output
-        File to write, .svg, .png or .pdf (default: FOLDER/changes.svg, FOLDER/traces.svg or discontinuity.svg).
+        File to write, .svg, .png or .pdf (default: changes.svg, diagnosis.svg or traces.svg in FOLDER, or discontinuity.svg).
     """
     if metric is not None and what != "changes":
         raise InputError(f"--metric is an option of plot changes, not of plot {what}")
@@ -109,11 +109,17 @@ def plot(
         print(plot_discontinuity(output or path))
         return
     if folder is None:
-        raise InputError(f"plot {what} needs the folder of the {'chains' if what == 'traces' else 'comparison'}")
+        owner = {"changes": "comparison", "diagnosis": "run", "traces": "chains"}[what]
+        raise InputError(f"plot {what} needs the folder of the {owner}")
     if what == "changes":
         from unforced.reports.figures import plot_changes
 
         print(plot_changes(folder, output, metric=metric))
+        return
+    if what == "diagnosis":
+        from unforced.reports.diagnosis import plot_diagnosis
+
+        print(plot_diagnosis(folder, output))
         return
     from unforced.reports.traces import plot_folder
 

@@ -22,10 +22,9 @@ from unforced.recipes import recipe as recipes
 from unforced.training.evaluation import spread
 from unforced.training.loading import build_network, fastest_device, load
 from unforced.training.progress import Display
-from unforced.training.run_folder import RunFolder, replace_json
+from unforced.training.run_folder import RunFolder
 from unforced.types import Example
 
-FILE = "diagnosis.json"
 REMEDIES = {  # finding -> the objective to try
     "history": ("objective=parallel_scheduled_sampling",),
     "normalisation": (
@@ -123,7 +122,7 @@ def diagnose(
     early = still_improving(events, metric.name, metric.higher_is_better)
     found = Diagnosis(metric.name, len(chosen), split, time.perf_counter() - began, findings, early)
     if trained.run is not None:
-        replace_json(trained.run.path / FILE, found.to_json())
+        trained.run.write_diagnosis(found.to_json())
     return found
 
 

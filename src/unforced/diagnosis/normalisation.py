@@ -49,6 +49,7 @@ def measure_normalisation(subject: Subject) -> Finding:
     mean = log_z / tokens
     details = {
         "by_width": curve,
+        "lower_is_better": not subject.metric.higher_is_better,
         "lambda": sorted({float(weight) for weight in weights}),
         "oracle": points(subject.gain(subject.best_of(statistics), base)),
         "log_z": {"mean": float(mean), "variance": float(squares / tokens - mean**2)},

@@ -108,6 +108,9 @@ def _write(draw: Callable[[], Any], file: Any, style: Mapping[str, Any], **optio
 
 # Lines on panels
 
+MOST_COLUMNS = 3  # panels side by side
+MOST_TICKS = 8  # on a logarithmic axis, with the values as labels
+
 
 class Line(NamedTuple):
     """One line; ``label`` is shown in the legend."""
@@ -129,27 +132,37 @@ class Panel(NamedTuple):
 
 
 def draw_panels(panels: Sequence[Panel], path: Path) -> Path:
-    """Draw the panels side by side into a file."""
+    """Draw the panels into a file."""
+    return save_figure(lambda: panel_figure(panels), path)
 
-    def draw() -> Any:
-        from matplotlib.figure import Figure
 
-        labels = [[textwrap.fill(line.label, 60) for line in panel.lines] for panel in panels]
-        below = max(sum(label.count("\n") + 1 for label in each) for each in labels)
-        figure = Figure(figsize=(6.2 * len(panels), 4.2 + 0.2 * below), layout="constrained")
-        for axes, panel, names in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, labels):
-            for i, (line, name) in enumerate(zip(panel.lines, names)):
-                axes.plot(line.x, line.y, linewidth=1.6, label=name, **line_style(i))
-            axes.set_xlabel(panel.x, parse_math=False)
-            axes.set_ylabel(panel.y, parse_math=False)
-            axes.set_title(panel.title, parse_math=False, fontsize="medium")
-            axes.grid(linewidth=0.4, alpha=0.4)
-            axes.set_yscale("log" if panel.log else "linear")
-            axes.set_xscale("log" if panel.log_x else "linear")
-            axes.legend(fontsize="small", frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.13))
-        return figure
+def panel_figure(panels: Sequence[Panel]) -> Any:
+    """Return a matplotlib figure of the panels, at most three side by side."""
+    from matplotlib.figure import Figure
 
-    return save_figure(draw, path)
+    labels = [[textwrap.fill(line.label, 60) for line in panel.lines] for panel in panels]
+    below = max(sum(label.count("\n") + 1 for label in each) for each in labels)
+    rows = -(-len(panels) // MOST_COLUMNS)
+    columns = -(-len(panels) // rows)
+    figure = Figure(figsize=(6.2 * columns, (4.2 + 0.2 * below) * rows), layout="constrained")
+    places = figure.subplots(rows, columns, squeeze=False).flatten()
+    for axes in places[len(panels) :]:
+        axes.set_axis_off()
+    for axes, panel, names in zip(places, panels, labels):
+        for i, (line, name) in enumerate(zip(panel.lines, names)):
+            axes.plot(line.x, line.y, linewidth=1.6, label=name, **line_style(i))
+        axes.set_xlabel(panel.x, parse_math=False)
+        axes.set_ylabel(panel.y, parse_math=False)
+        axes.set_title(panel.title, parse_math=False, fontsize="medium")
+        axes.grid(linewidth=0.4, alpha=0.4)
+        axes.set_yscale("log" if panel.log else "linear")
+        axes.set_xscale("log" if panel.log_x else "linear")
+        values = sorted({x for line in panel.lines for x in line.x})
+        if panel.log_x and len(values) <= MOST_TICKS:  # doubled numbers, such as beam widths
+            axes.set_xticks(values, [f"{value:g}" for value in values])
+            axes.minorticks_off()
+        axes.legend(fontsize="small", frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.13))
+    return figure
 
 
 # Changes against the baseline: a point for each variant and decoder, with its interval

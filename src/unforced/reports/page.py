@@ -11,6 +11,7 @@ from unforced.experiments.comparison import Comparison
 from unforced.experiments.runs import Run, read_comparison_folder, read_runs
 from unforced.experiments.statistics import summarize
 from unforced.recipes.recipe import flatten
+from unforced.reports.diagnosis import diagnosis_table, inline_diagnosis
 from unforced.reports.examples import galleries
 from unforced.reports.figures import COLOURS, DARK_COLOURS, Curve, css_line, inline_changes, inline_curves
 from unforced.reports.tables import (
@@ -129,6 +130,7 @@ def _contents(comparison: Comparison, runs: Sequence[Run], reload: bool, *, pref
         "curves": [Markup(svg) for svg in learning_curves(runs, comparison.variants, prefix)],
         "logged": objective_metrics(runs, variants),
         "by_length": [(decoder, Markup(svg)) for decoder, svg in _length_curves(comparison, prefix)],
+        "diagnoses": _diagnoses(runs, prefix),
         "galleries": galleries(runs, variants, comparison),
         "runs": _run_table(runs, comparison),
         "recipes": {run.label: run.recipe_text for run in reversed(runs)},
@@ -201,6 +203,20 @@ def _length_curves(comparison: Comparison, prefix: str) -> list[tuple[str, str]]
             (decoder, inline_curves(curves, comparison.variants, x=label, y=measure, name=f"{prefix}length{i}"))
         )
     return figures
+
+
+def _diagnoses(runs: Sequence[Run], prefix: str) -> list[dict[str, Any]]:
+    """Return the table, the sentences and the figures of each run that `unforced.diagnose` has measured."""
+    from markupsafe import Markup
+
+    diagnoses = []
+    for i, run in enumerate(runs):
+        if (found := run.folder.diagnosis()) is not None:
+            figures = inline_diagnosis(found, f"{prefix}diagnosis{i}")
+            rows = [(name, found[name]["meaning"], Markup(svg)) for name, svg in figures.items()]
+            table, early = diagnosis_table(found), found["too_early"]
+            diagnoses.append({"run": f"{run.label}, seed {run.seed}", "table": table, "early": early, "rows": rows})
+    return diagnoses
 
 
 def differing_settings(runs: Sequence[Run], variants: Sequence[str]) -> TextTable:

@@ -239,6 +239,10 @@ class RunFolder:
         """Return ``{"steps", "epochs", "seconds", "tokens", "reason"}``, or None before the end of training."""
         return self._optional("finished.json")
 
+    def diagnosis(self) -> dict[str, Any] | None:
+        """Return what `unforced.diagnose` wrote, or None."""
+        return self._optional("diagnosis.json")
+
     def checkpoints(self) -> list[Path]:
         """Return the folders of the checkpoints, oldest first."""
         return sorted((self.path / "checkpoints").glob(f"{STEP}[0-9]*"))
@@ -331,6 +335,9 @@ class RunFolder:
             (self.path / "best.json").unlink(missing_ok=True)
         elif best != self.best():
             replace_json(self.path / "best.json", best)
+
+    def write_diagnosis(self, found: Mapping[str, Any]) -> None:
+        replace_json(self.path / "diagnosis.json", found)
 
     def write_finished(self, finished: Mapping[str, Any]) -> None:
         replace_json(self.path / "finished.json", finished)
