@@ -58,3 +58,18 @@ def test_python_takes_a_network_or_a_run(run: Path) -> None:
 def test_an_untrained_model_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diagnose", "streaming_g2p"]) == 2
     assert "needs a trained model" in capsys.readouterr().err
+
+
+def test_the_report_and_the_picture_show_the_diagnosis(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = run.with_name("plain")
+    assert main(["train", str(run), "--run", str(other), "training.epochs=1", "--quiet"]) == 0
+    assert main(["plot", "diagnosis", str(other)]) == 2
+    assert "unforced diagnose" in capsys.readouterr().err
+    unforced.diagnose(run, most=10, quiet=True)
+    assert main(["plot", "diagnosis", str(run)]) == 0
+    picture, page = run / "diagnosis.svg", run.with_name("report.html")
+    assert all(f">{name}<" in picture.read_text() or name in picture.read_text() for name in REMEDIES)
+    unforced.report(run, output=page)
+    text = page.read_text()
+    assert "what each remedy could win" in text
+    assert text.count('aria-label="history: ') == 1

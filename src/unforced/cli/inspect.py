@@ -87,14 +87,14 @@ def plot(
     ----------
     what
         changes: differences between the variants of the comparison in FOLDER and its baseline. diagnosis: what
-        diagnose found for the run in FOLDER. traces: energies and acceptance rates of the chains in FOLDER. discontinuity: the loss of scheduled sampling along a line in
-        parameter space, hard and relaxed.
+        diagnose found for the run in FOLDER. traces: energies and acceptance rates of the chains in FOLDER.
+        discontinuity: the loss of scheduled sampling along a line in parameter space, hard and relaxed.
     folder
         For changes, a folder written by compare; for diagnosis, a run folder; for traces, a folder written by sample.
     metric
         For changes, the metric to plot (default: the first of the comparison).
     output
-        File to write, .svg, .png or .pdf (default: changes.svg, diagnosis.svg or traces.svg in FOLDER, or discontinuity.svg).
+        File to write, .svg, .png or .pdf (default: WHAT.svg in FOLDER, or discontinuity.svg).
     """
     if metric is not None and what != "changes":
         raise InputError(f"--metric is an option of plot changes, not of plot {what}")

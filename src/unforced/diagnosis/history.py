@@ -182,7 +182,7 @@ def recovery_curve(subject: Subject) -> list[dict[str, Any]]:
 
 
 def token_scores(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Return log p(y*_t | prefix) [B,T] and the best token [B,T] at each position; 0 and padding outside of the mask."""
+    """Return log p(y*_t | prefix) [B,T] and the best token [B,T]; 0 and padding outside of the mask."""
     features, _ = model.advance(model.start(batch), model.embed(batch.prefix))
     log_probs = Constraints.of(batch).token_scores(0, widened(model.score(features[batch.mask])))  # [N,V]
     gold = torch.zeros(batch.gold.shape, dtype=torch.float64, device=batch.gold.device)

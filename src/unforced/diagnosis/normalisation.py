@@ -105,7 +105,7 @@ def pick(statistics: np.ndarray, scores: np.ndarray, weights: np.ndarray) -> np.
 
 
 def fit_weights(subject: Subject, statistics: np.ndarray, scores: np.ndarray) -> np.ndarray:
-    """Return the weight λ of each example [N], fitted to the other half of the examples; ties go to the one nearest 0."""
+    """Return the weight λ of each example [N], fitted to the other half; ties go to the one nearest 0."""
     weights, half = np.zeros(len(scores)), halves(len(scores))
     by_size = LAMBDAS[np.abs(LAMBDAS).argsort(kind="stable")]
     sign = 1 if subject.metric.higher_is_better else -1
@@ -163,7 +163,7 @@ class Watch:
 
 
 def gold_in_beam(subject: Subject, width: int) -> dict[str, Any]:
-    """Return the share of examples whose target leaves a beam of this width before its end, and after which share of it."""
+    """Return how many targets leave a beam of this width before their end, and after which share of their tokens."""
 
     def lost(batch: Batch) -> list[tuple[int, int]]:
         lengths = batch.mask.sum(dim=1)
