@@ -1,6 +1,8 @@
 """The Python API: the commands of the command line, and functions for a user's own models and training loops."""
 
 import dataclasses
+import os
+import shlex
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -33,6 +35,7 @@ from unforced.recipes.recipe import Recipe
 from unforced.training import evaluation, trainer
 from unforced.training.loading import Loaded, OwnModel, fastest_device, load, read_recipe
 from unforced.training.options import Training
+from unforced.training.progress import Display
 from unforced.training.run_folder import RunFolder
 from unforced.types import Batch, Encoded, Example, Hypotheses
 
@@ -109,10 +112,24 @@ def train(
     variant: str | None = None,
     quiet: bool = False,
 ) -> Path:
-    """Train by a recipe, with ``key=value`` overrides, and return the run folder (``runs/RECIPE/VARIANT-SEED``)."""
+    """Train by a recipe, with ``key=value`` overrides, and return the run folder (``runs/RECIPE/VARIANT-SEED``).
+
+    With ``resume`` the recipe may be the folder of the run to continue.
+    """
     single = recipes.load(recipe, overrides, variant, seed).single()
-    folder = RUNS / single.name / f"{single.baseline}-{single.seeds[0]}" if run is None else Path(run)
-    trainer.train(single, folder, resume=resume, quiet=quiet)
+    if run is not None:
+        folder = Path(run)
+    elif resume and not isinstance(recipe, Recipe) and RunFolder(recipe).exists():
+        folder = Path(recipe)
+    else:
+        folder = RUNS / single.name / f"{single.baseline}-{single.seeds[0]}"
+    display, path = Display(quiet or os.environ.get("RANK", "0") != "0"), shlex.quote(str(folder))
+    try:
+        trainer.train(single, folder, resume=resume, quiet=quiet)
+    except SystemExit:
+        display.say(f"continue with: unforced train {path} --resume")
+        raise
+    display.say(f"next: unforced evaluate {path}")
     return folder
 
 

@@ -1,10 +1,11 @@
 """The exception and the warnings meant for users."""
 
 import difflib
+import os
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -47,6 +48,25 @@ def nearest(word: str, known: Iterable[str], prefix: str = "") -> str:
     return f"there are: {', '.join(names)}" if names else "there are none"
 
 
+def standard_error() -> TextIO | None:
+    """Return standard error, also while rich draws bars there and replaces it; None if it is closed."""
+    stream: TextIO | None = getattr(sys.stderr, "rich_proxied_file", sys.stderr)
+    return None if stream is None or stream.closed else stream
+
+
+def write_error(text: str) -> None:
+    """Write to standard error. If that fails (a lost terminal, a closed pipe), nothing is written there any more."""
+    stream = standard_error()
+    if stream is None:
+        return
+    try:
+        stream.write(text)
+        stream.flush()
+    except OSError:
+        with suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
 @contextmanager
 def plain_warnings() -> Iterator[None]:
     """Print this library's own warnings as sentences, without the line of code that they come from."""
@@ -61,7 +81,7 @@ def plain_warnings() -> Iterator[None]:
         line: str | None = None,
     ) -> None:
         if category is UserWarning and Path(filename).is_relative_to(package):
-            print(f"unforced: warning: {message}", file=sys.stderr)
+            write_error(f"unforced: warning: {message}\n")
         else:
             show(message, category, filename, lineno, file, line)
 

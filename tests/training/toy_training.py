@@ -270,6 +270,7 @@ class Run:
 
     def child(self, rank: int, port: int) -> None:
         torch.set_num_threads(1)
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background inherit that it is ignored
         if self.dies_at is not None:
             die_at(self.dies_at)
         if self.world > 1:  # what torchrun would say

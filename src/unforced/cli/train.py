@@ -36,7 +36,7 @@ def train(
     variant
         Variant of the recipe (default: the recipe without its variants).
     resume
-        Continue an interrupted run.
+        Continue an interrupted run: "unforced train RUN --resume", or the same command again with --resume.
     quiet
         Do not show progress.
     """

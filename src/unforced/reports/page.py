@@ -254,9 +254,10 @@ def _versions(runs: Sequence[Run]) -> list[tuple[str, str]]:
     """Return the versions of software and the numbers of threads and processes, with all values over runs."""
     found: dict[str, dict[str, None]] = {}
     for run in runs:
-        facts = {**run.info.get("versions", {}), **{k: run.info[k] for k in ("threads", "world") if k in run.info}}
+        facts = {**run.info.get("versions", {}), **{k: run.info.get(k) for k in ("threads", "world")}}
         for name, value in facts.items():
-            found.setdefault(name, {})[str(value)] = None
+            if value is not None:
+                found.setdefault(name, {})[str(value)] = None
     return [(name, ", ".join(values)) for name, values in found.items()]
 
 

@@ -61,46 +61,69 @@ def on_main(accelerator: Accelerator, action: Callable[[], T]) -> T:
     return result
 
 
-# SIGTERM and SIGINT request a stop after the current update
+# Signals request a stop after the current update
 
 
-class Interrupted(Exception):
-    """Training stops after a signal: it saves a checkpoint and exits with ``128 + signal``."""
+class Interrupted(BaseException):
+    """Training stops after a signal: it saves a checkpoint and exits with ``128 + signal``.
+
+    Like ``KeyboardInterrupt`` it is no ``Exception``, so handlers of errors let it pass.
+    """
 
 
 class Signals:
     """The signal that was received, if any."""
 
     received: int | None = None
+    at_once = False  # whether a signal raises `Interrupted` where it is received
 
     @property
     def exit_code(self) -> int:
-        """143 for SIGTERM (also if another process of the run received the signal), 130 for SIGINT."""
+        """128 + the signal; 143, as for SIGTERM, if another process of the run received it."""
         return 128 + (self.received or signal.SIGTERM)
+
+    @contextmanager
+    def raised_at_once(self) -> Iterator[None]:
+        """Raise `Interrupted` anywhere in this block, which must leave nothing to save; also if a signal came before.
+
+        Python runs signal handlers between its instructions, so a search stops between two of its steps.
+        """
+        self.at_once = True
+        try:
+            if self.received is not None:
+                raise Interrupted
+            yield
+        finally:
+            self.at_once = False
 
 
 @contextmanager
 def catch_signals() -> Iterator[Signals]:
-    """Record SIGTERM and SIGINT instead of ending the process.
+    """Record SIGTERM, SIGINT and SIGHUP (a lost terminal) instead of ending the process.
 
-    A second SIGINT (Ctrl-C) acts immediately. A second SIGTERM has no effect, because a process may receive it both
-    from the system and from its parent. Only the main thread can handle signals; in other threads this does nothing.
+    A signal that this process ignores stays ignored, as under ``nohup``. A second SIGINT (Ctrl-C) acts immediately. A
+    second SIGTERM has no effect, because a process may receive it both from the system and from its parent. Only the
+    main thread can handle signals; in other threads this does nothing.
     """
     signals = Signals()
     if threading.current_thread() is not threading.main_thread():
         yield signals
         return
-    wanted = (signal.SIGTERM, signal.SIGINT)
-    before = {number: signal.getsignal(number) or signal.SIG_DFL for number in wanted}
+    inherited = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    caught = {number: handler or signal.SIG_DFL for number, handler in inherited.items() if handler != signal.SIG_IGN}
 
     def remember(number: int, frame: FrameType | None) -> None:
         signals.received = signals.received or number
-        signal.signal(signal.SIGINT, before[signal.SIGINT])
+        if signal.SIGINT in caught:
+            signal.signal(signal.SIGINT, caught[signal.SIGINT])
+        if signals.at_once:
+            signals.at_once = False
+            raise Interrupted
 
-    for number in wanted:
+    for number in caught:
         signal.signal(number, remember)
     try:
         yield signals
     finally:
-        for number in wanted:
-            signal.signal(number, before[number])
+        for number, handler in caught.items():
+            signal.signal(number, handler)

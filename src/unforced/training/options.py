@@ -16,8 +16,8 @@ class Training(Options):
     micro-batches together. The number of processes or micro-batches does not change the updates.
     """
 
-    epochs: Positive | None = 10  # passes over the data; training ends after these or after `steps`
-    steps: Count | None = None  # updates after which training ends
+    epochs: Positive | None = 10  # passes over the data
+    steps: Count | None = None  # updates; training ends with `epochs` if they end before (none: only `steps` count)
     batch_tokens: Count = 4096  # source and target tokens of a global batch, padding included; images count nothing
     max_rows: Count | None = None  # examples in a global batch
     accumulate: Count = 1  # micro-batches into which each process splits its part

@@ -1,5 +1,7 @@
 """What a run reports: progress on standard error, metrics.jsonl, samples.jsonl and TensorBoard."""
 
+import io
+import time
 from collections.abc import Mapping, MutableSequence, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -9,13 +11,32 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from unforced.errors import InputError
+from unforced.errors import InputError, standard_error, write_error
 from unforced.training.options import Training
 from unforced.training.run_folder import LineLog
 
+EVERY = 10.0  # seconds between lines of progress
+
+
+class ErrorStream(io.TextIOBase):
+    """Standard error as a stream that never fails: writing progress must not end a run."""
+
+    def write(self, text: str) -> int:
+        write_error(text)
+        return len(text)
+
+    def isatty(self) -> bool:
+        stream = standard_error()
+        return stream is not None and stream.isatty()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]  # rich draws bars with the characters that it allows
+        stream = standard_error()
+        return "utf-8" if stream is None else stream.encoding
+
 
 class Display:
-    """Progress on standard error: bars on a terminal, log lines elsewhere, nothing if ``quiet``.
+    """Progress on standard error: bars on a terminal, lines elsewhere, nothing if ``quiet``.
 
     >>> with Display(quiet=True) as display:
     ...     bar = display.bar("training", total=10)
@@ -24,10 +45,11 @@ class Display:
 
     steps: "ClassVar[MutableSequence[int] | None]" = None  # gets updates made and planned, to show in another process
 
-    def __init__(self, quiet: bool = False, console: Console | None = None) -> None:
+    def __init__(self, quiet: bool = False) -> None:
         self.quiet = quiet
-        self.console = console or Console(stderr=True)
+        self.console = Console(file=ErrorStream())  # type: ignore[arg-type]  # a stream without a file
         self.live = not quiet and (self.console.is_terminal or self.steps is not None)
+        self._next_line = 0.0
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -62,6 +84,14 @@ class Display:
         if not self.live:
             self.say(text)
 
+    def line_due(self) -> bool:
+        """Return whether to print a line of progress: at once, then every 10 seconds, if no bars are shown."""
+        now = time.monotonic()
+        if self.quiet or self.live or now < self._next_line:
+            return False
+        self._next_line = now + EVERY
+        return True
+
 
 class Bar:
     """A progress bar."""
@@ -79,6 +109,18 @@ class Bar:
 
     def close(self) -> None:
         self._progress.remove_task(self._task)
+
+
+def duration(seconds: float) -> str:
+    """Write a time for a reader.
+
+    >>> duration(7.4), duration(200), duration(4000)
+    ('7 s', '3 min', '1 h 7 min')
+    """
+    minutes = round(seconds / 60)
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 class RunLog:

@@ -327,6 +327,9 @@ class RunFolder:
         """Write the files that are known before the first update; run.json comes last and makes the folder a run."""
         replace_bytes(self.path / "recipe.toml", recipe.encode())
         replace_json(self.path / "codec.json", codec)
+        self.write_info(info)
+
+    def write_info(self, info: Mapping[str, Any]) -> None:
         replace_json(self.path / "run.json", {"format": FORMAT, **info})
 
     def write_best(self, best: Mapping[str, Any] | None) -> None:

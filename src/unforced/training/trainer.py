@@ -32,7 +32,7 @@ from unforced.training.distributed import Interrupted, Signals, catch_signals, o
 from unforced.training.evaluation import evaluate, spread
 from unforced.training.loading import build_network, check_outputs, load_frozen
 from unforced.training.options import learning_rate
-from unforced.training.progress import Display, RunLog
+from unforced.training.progress import Display, RunLog, duration
 from unforced.training.run_folder import RunFolder
 from unforced.training.run_identity import check_facts, data_facts, describe, expected_facts
 from unforced.training.step import ObjectiveStep, scale_and_clip_gradients
@@ -68,6 +68,8 @@ def train(recipe: Recipe, folder: str | Path, *, resume: bool = False, quiet: bo
                 splits = {"train": setup.train, "dev": setup.dev}
                 info = describe(recipe, facts, setup.model, splits, accelerator.device)
                 run.create(recipe=recipe.to_toml(), info=info, codec=setup.task.codec.to_json())
+            elif run.finished() is None and run.info()["threads"] != torch.get_num_threads():
+                run.write_info(run.info() | {"threads": None})
             return None if run.finished() else checkpoints.newest(run)
 
         newest = on_main(accelerator, open_run)
@@ -174,7 +176,9 @@ class Trainer:
 
     def run(self, newest: Path | None) -> None:
         """Train from a checkpoint, or from the start, to the end; a signal saves and raises ``SystemExit``."""
+        self.display.say(self.plan())
         sizes = {} if newest is None else self.restore(newest)
+        self.began, self.first = time.monotonic(), self.state.step
         with ExitStack() as stack, catch_signals() as self.signals:
             if self.accelerator.is_main_process:
                 self.log = stack.enter_context(RunLog(self.folder.path, self.options, sizes, self.state.step))
@@ -192,6 +196,23 @@ class Trainer:
             state = self.state
             finished = {"steps": state.step, "epochs": self.epochs(), "seconds": state.seconds, "tokens": state.tokens}
             on_main(self.accelerator, lambda: self.folder.write_finished({**finished, "reason": reason}))
+        best = "" if state.best is None else "; best {metric} {score:.4g}, at step {step}".format(**state.best)
+        self.display.say(f"finished after {duration(time.monotonic() - self.began)}{best}")
+
+    def plan(self) -> str:
+        """Return a line about what is trained, on what and for how long."""
+        setup, options, sizes = self.setup, self.options, self.setup.task.codec.sizes
+        source = "" if sizes.source is None else f"{sizes.source:,} source and "
+        parts = self.accelerator.num_processes * options.accumulate
+        splits = "" if parts == 1 else f" of {parts} micro-batches"
+        ending = ""
+        if options.steps is not None and self.total < options.steps:
+            ending = f" (the end of {options.epochs:g} epochs; set training.epochs=none to make {options.steps:,})"
+        return (
+            f"training {sum(parameter.numel() for parameter in self.parameters):,} parameters on {self.device}: "
+            f"{len(setup.train):,} examples, vocabulary of {source}{sizes.target:,} target tokens, "
+            f"{self.total:,} updates{splits}{ending}"
+        )
 
     def loop(self) -> str:
         """Make updates, validate and save until training ends; return "epochs", "steps" or "patience"."""
@@ -199,7 +220,6 @@ class Trainer:
         while True:
             if self.validation_due() and state.validated != state.step:
                 self.validate()
-                self.save()
             elif self.save_due() and self.saved != state.step:
                 self.save()
             if options.patience is not None and state.stale >= options.patience:
@@ -254,8 +274,11 @@ class Trainer:
         if state.offset == len(batches):
             state.epoch, state.offset = state.epoch + 1, 0
         log = state.step % self.options.log_every == 0 or state.step == self.total
-        stop = self.read_updates() if log or self.reading_due() else False
+        line = self.display.line_due()
+        stop = self.read_updates() if log or self.reading_due(line) else False
         state.seconds += time.perf_counter() - began
+        if line and state.window:
+            self.display.say(f"step {state.step} of {self.total}: {self.measured()}, {self.time_left()} left")
         if log:
             self.write_log(rate)
         if stop:
@@ -295,14 +318,14 @@ class Trainer:
         filled = [part for part in own if part]
         return (filled, False) if filled else ([rows[:1]], True)
 
-    def reading_due(self) -> bool:
+    def reading_due(self, line: bool) -> bool:
         """Return whether to wait for the device and read what updates measured; the same in all processes."""
         alone = self.accelerator.num_processes == 1
         return (
             self.device.type == "cpu"
             or self.validation_due()
             or self.save_due()
-            or (alone and self.signals.received is not None)
+            or (alone and (self.signals.received is not None or line))
         )
 
     def read_updates(self) -> bool:
@@ -318,10 +341,8 @@ class Trainer:
             loss = sums["loss"][0] / max(sums["loss"][1], 1.0)
             if not (math.isfinite(loss) and math.isfinite(norm)):
                 what = f"gradient norm is {norm}" if math.isfinite(loss) else f"loss is {loss}"
-                raise InputError(
-                    f"the {what} at step {step}, epoch {epoch}, examples {shorten(rows)}; training stopped at the last "
-                    "checkpoint before it"
-                )
+                saved = f"the last checkpoint is {step_name(self.saved)}" if self.saved else "nothing was saved"
+                raise InputError(f"the {what} at step {step}, epoch {epoch}, examples {shorten(rows)}; {saved}")
             for name, (total, number) in {**sums, "grad_norm": (norm, 1.0)}.items():
                 before = self.state.window.get(name, [0.0, 0.0])
                 self.state.window[name] = [before[0] + total, before[1] + number]
@@ -339,9 +360,18 @@ class Trainer:
         event |= {"learning_rate": rate, "tokens": state.tokens, "seconds": state.seconds}
         if self.log is not None:
             self.log.event(event)
-        others = [f"{name} {mean:.4g}" for name, mean in measured.items() if name not in ("loss", "nll")]
-        shown = ", ".join([f"loss {measured['loss']:.4f}", *others, self.speed()])
-        self.display.log(f"step {state.step} of {self.total}: {shown}")
+
+    def measured(self) -> str:
+        """Return the means since the last log line, as text."""
+        mean = means(self.state.window)
+        others = [f"{name} {value:.4g}" for name, value in mean.items() if name not in ("loss", "nll")]
+        return ", ".join([f"loss {mean['loss']:.4f}", *others, self.speed()])
+
+    def time_left(self) -> str:
+        """Return the expected time to the end, validations included."""
+        state = self.state
+        each = (time.monotonic() - self.began) / (state.step - self.first)
+        return duration(each * (self.total - state.step))
 
     def speed(self) -> str:
         return f"{self.state.tokens / max(self.state.seconds, 1e-9):,.0f} tokens/s"
@@ -349,40 +379,39 @@ class Trainer:
     # Validation and checkpoints
 
     def validate(self) -> None:
-        """Score the development set; a score as good as the best makes this step the best.
+        """Score the development set and save; a score as good as the best makes this step the best.
 
         Validations during the learning rate's warm-up don't count for patience.
         """
-        better = self.judge(step_name(self.state.step), {}, ties=True)
+        better, line = self.judge(step_name(self.state.step), {}, ties=True)
         self.state.validated = self.state.step
         if better:
             self.state.stale = 0
         elif self.state.step > self.options.warmup:
             self.state.stale += 1
+        self.save()
+        self.display.say(line)
 
-    def judge(self, name: str, remarks: dict[str, Any], *, ties: bool = False) -> bool:
+    def judge(self, name: str, remarks: dict[str, Any], *, ties: bool = False) -> tuple[bool, str]:
         """Return whether the present weights, to be saved as ``name``, beat the best by the task's first metric.
 
-        With ``ties`` weights with an equal score become the best too: they were trained longer.
+        With ``ties`` weights with an equal score become the best too: they were trained longer. A line about the scores
+        is returned too.
         """
         state, bar = self.state, self.display.bar("validating", total=len(self.dev))
-
-        def after_batch(done: int) -> None:
-            bar.move(done)
-            if self.signals.received is not None and self.accelerator.num_processes == 1:
-                raise Interrupted
-
-        found = evaluate(
-            self.model,
-            self.setup.task,
-            self.dev,
-            self.decoder,
-            seed=self.seed,
-            accelerator=self.accelerator,
-            predictions=False,
-            final=False,
-            after_batch=after_batch,
-        )
+        alone = self.accelerator.num_processes == 1
+        with self.signals.raised_at_once() if alone else nullcontext():
+            found = evaluate(
+                self.model,
+                self.setup.task,
+                self.dev,
+                self.decoder,
+                seed=self.seed,
+                accelerator=self.accelerator,
+                predictions=False,
+                final=False,
+                after_batch=bar.move,
+            )
         bar.close()
         scores = on_main(self.accelerator, lambda: found.scores)
         first = found.metrics[0]
@@ -397,8 +426,7 @@ class Trainer:
         loss = means(state.window).get("loss")  # if there were updates since the last log line
         shown = ", ".join(f"{key} {value:.4g}" for key, value in scores.items())
         learnt = "" if loss is None else f", loss {loss:.4f}"
-        self.display.say(f"step {state.step}{learnt}, development: {shown}{' (best so far)' if better else ''}")
-        return better
+        return better, f"step {state.step}{learnt}, development: {shown}{' (best so far)' if better else ''}"
 
     def save(self) -> None:
         """Publish a checkpoint of this step, note which is the best, and remove old ones."""
@@ -441,8 +469,7 @@ class Trainer:
         paths = self.folder.checkpoints()[-self.options.average :]
         name = f"average-{self.state.step:08d}"
         fill_model(self.model, checkpoints.average(paths), name)
-        if not self.judge(name, {"average": len(paths)}):
-            return
+        better, line = self.judge(name, {"average": len(paths)})
 
         def write() -> None:
             state = {"step": self.state.step, "of": [path.name for path in paths]}
@@ -450,7 +477,9 @@ class Trainer:
             checkpoints.publish(self.folder.path / "checkpoints", name, checkpoint)
             self.folder.write_best(self.state.best)
 
-        on_main(self.accelerator, write)
+        if better:
+            on_main(self.accelerator, write)
+        self.display.say(line)
 
 
 def times_zero(loss: Loss) -> Loss:
