@@ -119,7 +119,7 @@ def train(
     single = recipes.load(recipe, overrides, variant, seed).single()
     if run is not None:
         folder = Path(run)
-    elif resume and not isinstance(recipe, Recipe) and RunFolder(recipe).exists():
+    elif resume and isinstance(recipe, str | Path) and RunFolder(recipe).exists():
         folder = Path(recipe)
     else:
         folder = RUNS / single.name / f"{single.baseline}-{single.seeds[0]}"
@@ -187,7 +187,7 @@ def evaluate(
     network, fitted_task = load(run, checkpoint, model, task, fastest_device(), recipe)
     if decoder is not None and decoder not in recipe.decoding:
         raise InputError(f'{folder.path}: has no decoder "{decoder}"; {nearest(decoder, recipe.decoding)}')
-    examples = fitted_task.task.read(split)
+    examples = evaluation.read_split(fitted_task, split, recipe.training.batch_tokens)
     scores = {}
     for name in recipe.decoding if decoder is None else [decoder]:
         method = recipe.decoding[name]

@@ -46,7 +46,7 @@ def test_batches_mix_examples_anew_in_each_epoch() -> None:
 
 
 def test_an_example_too_long_for_a_batch_is_named() -> None:
-    with pytest.raises(InputError, match="training example 1 has 60 source and target tokens"):
+    with pytest.raises(InputError, match="train example 1 has 60 source and target tokens"):
         epoch_batches(np.array([[1, 1], [30, 30]]), Training(batch_tokens=50), seed=1, epoch=0)
 
 

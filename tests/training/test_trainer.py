@@ -1,6 +1,7 @@
 """Training in this process: what a run writes, when it validates and stops, and what is refused."""
 
 import errno
+import io
 import itertools
 import os
 import shutil
@@ -23,10 +24,12 @@ from unforced.objectives.token_sequence_smoothing import TokenSequenceSmoothing
 from unforced.objectives.token_smoothing import TokenSmoothing
 from unforced.training import checkpoints
 from unforced.training.checkpoints import model_tensors
-from unforced.training.distributed import catch_signals
+from unforced.training.distributed import Interrupted, catch_signals
 from unforced.training.options import Training
+from unforced.training.progress import Display
 from unforced.training.run_folder import RunFolder
 from unforced.training.trainer import Trainer, train
+from unforced.types import Example, Examples
 
 SHORT: dict[str, Any] = {"epochs": 2, "batch_tokens": 150, "log_every": 2, "learning_rate": 0.01}
 
@@ -118,6 +121,55 @@ def test_early_stopping_and_a_metric_that_falls(
     assert kept == ["step-00000008", "step-00000012", "step-00000014"]  # of the last two, both and the best they name
     said = " ".join(capsys.readouterr().err.split())
     assert "stopped at step 14 of 300: exact has not improved in 3 validations" in said
+
+
+def test_an_early_failure_leaves_no_folder(folder: Path) -> None:
+    """The corrected command must not find the remains of the wrong one."""
+    for objective, error in ((Poisoned(3), "loss is nan at step 3, .*; nothing was saved"), (print, "keyword")):
+        with pytest.raises((InputError, TypeError), match=error):
+            train(recipe(options=Training(**SHORT), objective=objective), folder / "run", quiet=True)
+        assert not (folder / "run").exists()
+    with pytest.raises(InputError, match="run: there is no run to resume; leave out resume to start one"):
+        train(recipe(options=Training(**SHORT)), folder / "run", resume=True, quiet=True)
+    assert not (folder / "run").exists()
+
+
+@pytest.mark.parametrize("fault", [BrokenPipeError(), OSError(errno.EIO, "lost")])
+def test_a_lost_terminal_does_not_end_a_run(folder: Path, monkeypatch: pytest.MonkeyPatch, fault: OSError) -> None:
+    class Lost(io.StringIO):
+        def write(self, text: str) -> int:
+            raise fault
+
+    monkeypatch.setattr("sys.stderr", Lost())
+    assert train(recipe(options=Training(**SHORT)), folder / "run").finished() is not None
+    monkeypatch.setattr("sys.stderr", None)
+    assert train(recipe(options=Training(**SHORT)), folder / "closed").finished() is not None
+
+
+def test_a_checkpoint_is_written_before_its_scores_are_shown(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved: list[tuple[str, int]] = []
+    monkeypatch.setattr(Display, "say", lambda self, text: saved.append((text, len(RunFolder(folder).checkpoints()))))
+    train(recipe(options=Training(**SHORT, keep=9)), folder)
+    assert [number for text, number in saved if "development" in text] == [1, 2]
+
+
+def test_the_same_limit_holds_for_all_splits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = CopyTask.read
+    long = Examples([Example("a" * 500, "a")])
+    monkeypatch.setattr(CopyTask, "read", lambda self, split: long if split == "dev" else read(self, split))
+    with pytest.raises(InputError, match="dev example 0 has 502 source and target tokens"):
+        train(recipe(options=Training(**SHORT)), folder / "run", quiet=True)
+
+
+def test_a_run_that_is_resumed_with_other_threads_has_no_number_of_them(folder: Path) -> None:
+    options = Training(**SHORT, save_every=1)
+    with pytest.raises(InputError):
+        train(recipe(options=options, objective=Poisoned(3)), folder / "run", quiet=True)
+    assert RunFolder(folder / "run").info()["threads"] == 1
+    torch.set_num_threads(2)
+    with pytest.raises(InputError):
+        train(recipe(options=options, objective=Poisoned(3)), folder / "run", resume=True, quiet=True)
+    assert RunFolder(folder / "run").info()["threads"] is None
 
 
 def test_steps_end_before_epochs_and_are_validated(folder: Path) -> None:
@@ -351,7 +403,11 @@ def test_progress(
     monkeypatch.setenv("COLUMNS", "120")
     train(recipe(options=Training(**SHORT)), folder / "a")
     text = capsys.readouterr().err
+    assert (
+        "training 891 parameters on cpu: 60 examples, vocabulary of 11 source and 11 target tokens, 12 updates" in text
+    )
     assert "development: exact" in text
+    assert "finished after 0 s; best exact" in text
     assert ("step 1 of" in text) != terminal  # lines only where there is no bar
     assert text.count("tokens/s") >= 1
     train(recipe(options=Training(**SHORT)), folder / "b", quiet=True)
@@ -379,8 +435,16 @@ def test_signals() -> None:
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert [signal.getsignal(number) for number in numbers] == before
+    with catch_signals() as signals, pytest.raises(Interrupted), signals.raised_at_once():
+        signal.raise_signal(signal.SIGTERM)  # between two steps of a search
+    with pytest.raises(Interrupted), signals.raised_at_once():
+        raise AssertionError("a signal has come before")
     worker = threading.Thread(target=lambda: catch_signals().__enter__())  # only the main thread can handle signals
     worker.start()
     worker.join()
     assert [signal.getsignal(number) for number in numbers] == before
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with catch_signals() as signals:
+        signal.raise_signal(signal.SIGINT)
+        assert (signals.received, signal.getsignal(signal.SIGINT)) == (None, signal.SIG_IGN)
     signal.signal(signal.SIGINT, inherited)

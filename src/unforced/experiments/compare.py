@@ -25,7 +25,7 @@ PUBLISH_EVERY = 120.0  # seconds
 
 def make_run(run: Planned, quiet: bool) -> None:
     """Train a run or continue it, then decode and score the splits without scores."""
-    from unforced.training.evaluation import evaluate, write_evaluation
+    from unforced.training.evaluation import evaluate, read_split, write_evaluation
     from unforced.training.loading import fastest_device, load
     from unforced.training.trainer import train
 
@@ -36,7 +36,7 @@ def make_run(run: Planned, quiet: bool) -> None:
         return
     model, fitted = load(run.folder, device=fastest_device(), recipe=run.recipe)
     for split in dict.fromkeys(split for split, _ in missing):
-        examples = fitted.task.read(split)
+        examples = read_split(fitted, split, run.recipe.training.batch_tokens)
         for decoder in [name for each, name in missing if each == split]:
             method = run.recipe.decoding[decoder]
             final = split == "test"  # expensive metrics are computed on the test split only

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from unforced.errors import InputError
+from unforced.protocols import Split
 from unforced.training.options import Training
 from unforced.types import Encoded
 
@@ -54,13 +55,13 @@ def epoch_batches(lengths: Lengths, options: Training, seed: int, epoch: int) ->
     return [batches[i] for i in rng.permutation(len(batches))]
 
 
-def check_lengths(lengths: Lengths, batch_tokens: int) -> None:
-    """Raise `InputError` if an example does not fit into a batch."""
-    longest = int(lengths.sum(axis=1).argmax())
-    if lengths[longest].sum() > batch_tokens:
+def check_lengths(lengths: Lengths, batch_tokens: int, split: Split = "train") -> None:
+    """Raise `InputError` if an example does not fit into a batch; the limit is the same for all splits."""
+    sizes = lengths.sum(axis=1)
+    if sizes.max(initial=0) > batch_tokens:
         raise InputError(
-            f"training example {longest} has {lengths[longest].sum()} source and target tokens, which is more than a "
-            f"batch may hold: raise batch_tokens ({batch_tokens}) or remove such examples"
+            f"{split} example {sizes.argmax()} has {sizes.max()} source and target tokens, which is more than a batch "
+            f"may hold: raise training.batch_tokens ({batch_tokens}) or remove such examples"
         )
 
 

@@ -30,10 +30,11 @@ from unforced.protocols import (
     LikelihoodRow,
     MaskedModel,
     ReadsGold,
+    Split,
     StepDecoder,
     SupportsLengths,
 )
-from unforced.training.batching import source_length
+from unforced.training.batching import check_lengths, source_length, token_lengths
 from unforced.training.progress import Display
 from unforced.training.run_folder import RunFolder
 from unforced.types import Batch, Encoded, Example
@@ -63,6 +64,13 @@ class Evaluation:
     @property
     def scores(self) -> dict[str, float]:
         return {metric.name: metric.score for metric in self.metrics}
+
+
+def read_split(fitted: FittedTask, split: Split, batch_tokens: int) -> Sequence[Example]:
+    """Read a split; raise `InputError` if an example has more tokens than a batch of the training may hold."""
+    examples = fitted.task.read(split)
+    check_lengths(token_lengths([fitted.codec.encode(example) for example in examples]), batch_tokens, split)
+    return examples
 
 
 def evaluate(

@@ -315,7 +315,7 @@ class RunFolder:
             raise InputError(f"{self.path}: is a file, not a folder")
         content = set(os.listdir(self.path)) if self.path.exists() else set()
         if resume and not content:
-            raise InputError(f"{self.path}: there is no run to resume; start one without the option resume")
+            raise InputError(f"{self.path}: there is no run to resume; leave out resume to start one")
         if not resume and content - {"lock"}:
             found = "resume the run or choose another folder" if self.exists() else "choose another folder"
             raise InputError(f"{self.path}: is not empty; {found}")

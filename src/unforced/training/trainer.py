@@ -104,6 +104,7 @@ class Setup(NamedTuple):
         encoded = [codec.encode(example) for example in train]
         lengths = token_lengths(encoded)
         check_lengths(lengths, recipe.training.batch_tokens)
+        check_lengths(token_lengths([codec.encode(example) for example in dev]), recipe.training.batch_tokens, "dev")
         torch.manual_seed(recipe.seeds[0])
         model = build_network(recipe.model, codec)
         if isinstance(recipe.model, nn.Module) or not isinstance(recipe.model, ModelSpec):
