@@ -94,9 +94,12 @@ def plot_diagnosis(run: Path, path: Path | None = None) -> Path:
     return draw_panels(panels, path or run / "diagnosis.svg")
 
 
-def inline_diagnosis(found: Mapping[str, Any], name: str) -> dict[str, str]:
-    """Return an ``<svg>`` element for each finding; their ids begin with ``name``."""
-    return {
-        row: inline_figure(partial(panel_figure, panels), f"{name}{row}", f"{row}: {found[row]['meaning']}")
-        for row, panels in diagnosis_panels(found).items()
-    }
+def inline_diagnosis(found: Mapping[str, Any], name: str) -> list[tuple[str, str]]:
+    """Return the caption and the ``<svg>`` element of each panel; ids begin with ``name``."""
+    figures = []
+    for row, panels in diagnosis_panels(found).items():
+        for i, panel in enumerate(panels):
+            caption = f"{row}: {found[row]['meaning']}" if i == 0 else f"{panel.title}: {panel.y} by {panel.x}"
+            draw = partial(panel_figure, [panel._replace(title="")])
+            figures.append((caption, inline_figure(draw, f"{name}{row}{i}", caption)))
+    return figures

@@ -212,10 +212,11 @@ def _diagnoses(runs: Sequence[Run], prefix: str) -> list[dict[str, Any]]:
     diagnoses = []
     for i, run in enumerate(runs):
         if (found := run.folder.diagnosis()) is not None:
-            figures = inline_diagnosis(found, f"{prefix}diagnosis{i}")
-            rows = [(name, found[name]["meaning"], Markup(svg)) for name, svg in figures.items()]
+            figures = [(caption, Markup(svg)) for caption, svg in inline_diagnosis(found, f"{prefix}diagnosis{i}")]
             table, early = diagnosis_table(found), found["too_early"]
-            diagnoses.append({"run": f"{run.label}, seed {run.seed}", "table": table, "early": early, "rows": rows})
+            diagnoses.append(
+                {"run": f"{run.label}, seed {run.seed}", "table": table, "early": early, "figures": figures}
+            )
     return diagnoses
 
 
