@@ -38,6 +38,7 @@ def test_perplexity_of_a_fair_die_is_its_number_of_faces() -> None:
     rows = metric.likelihood_statistics([(n * np.log(6), n, 0.0, 0.0) for n in (1, 4, 2)])
     assert float(metric.score(rows.sum(axis=0))) == pytest.approx(6)
     assert metric.score(rows) == pytest.approx([6, 6, 6])
+    assert metric.score_range == (1.0, np.inf)
 
 
 def small_causal() -> tuple[torch.nn.Module, FittedTask]:
@@ -205,6 +206,7 @@ def test_a_known_set() -> None:
     for metric, expected in ((LogZ("mean"), flat.mean()), (LogZ("variance"), flat.var())):
         rows = metric.likelihood_statistics(rows_of(values))
         assert float(metric.score(rows.sum(axis=0))) == pytest.approx(expected)
+        assert metric.score_range == (0.0 if metric.statistic == "variance" else -np.inf, np.inf)
         assert metric.score(rows) == pytest.approx([{"log_z_mean": np.mean, "log_z_variance": np.var}[metric.name](of) for of in values])  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from unforced.reports.tables import (
     comparison_notes,
     comparison_tables,
     print_comparison,
+    print_evaluation,
     print_table,
     verdicts,
 )
@@ -107,6 +108,7 @@ def test_a_sentence_says_who_won(comparison: Comparison) -> None:
     close = Row("close", "greedy", 1.01, {"error": cell(26.2, -0.8)})
     three = replace(comparison, rows=(base, close, better))
     assert verdicts(three)[0].endswith("training cost; close is within this interval.")
+    assert verdicts(replace(comparison, rows=(replace(better, cost=None),)))[0].endswith("[−1.50, −0.50] against base.")
     assert verdicts(replace(three, rows=(base, close)))[0].endswith("against base, at the same training cost.")
     higher = replace(three, measures=(Measure("error", True, ""),))
     assert verdicts(higher) == ["no variant beats base in error; close and a|b<i> are worse."]
@@ -168,6 +170,20 @@ def test_output_is_plain_without_a_terminal(comparison: Comparison) -> None:
     assert "[−1.50, −0.50]" in text
     assert any("27.00 ± 0.25" in line and "baseline" in line for line in text.splitlines())
     assert text.splitlines()[-1] == verdicts(comparison)[0]
+
+
+def test_an_evaluation_is_one_table(comparison: Comparison) -> None:
+    higher = Measure("accuracy", True, "")
+    row = replace(comparison.rows[0], cells={"error": cell(27.0, None), "accuracy": cell(0.5, None)})
+    out = io.StringIO()
+    print_evaluation(
+        replace(comparison, rows=(row,), runs=comparison.runs[:1], measures=(*comparison.measures, higher)), out
+    )
+    title, header, *lines = [" ".join(line.split()) for line in out.getvalue().splitlines() if line.strip(" ─")]
+    assert title == "toy: test split, 500 examples"
+    assert header == "decoder metric score 95 % interval better"
+    assert lines[:2] == ["greedy error 27.00 [26.50, 27.50] lower", "greedy accuracy 0.5000 [0.0000, 1.0000] higher"]
+    assert "There is one seed, so it is about this trained model only." in lines[2]
 
 
 def test_terminal_output_has_the_same_cells(

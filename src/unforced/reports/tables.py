@@ -327,9 +327,9 @@ def print_comparison(comparison: Comparison, file: TextIO | None = None) -> None
     for table in comparison_tables(comparison):
         _print_grid(console, table)
     for note in comparison_notes(comparison):
-        console.print(f"  {note}", soft_wrap=True, markup=False)
-    for number, verdict in enumerate(verdicts(comparison)):
-        console.print(f"{'' if number else chr(10)}{verdict}", soft_wrap=True, markup=False)
+        console.print(f"  {note}", soft_wrap=True)
+    if sentences := verdicts(comparison):
+        console.print("", *sentences, sep="\n", soft_wrap=True)
 
 
 def print_evaluation(comparison: Comparison, file: TextIO | None = None) -> None:
@@ -350,14 +350,14 @@ def print_evaluation(comparison: Comparison, file: TextIO | None = None) -> None
     header = ("decoder", "metric", "score", f"{per_cent(comparison.level)} interval", "better")
     console = _console(file)
     _print_grid(console, TextTable(title, header, tuple(rows), (False, False, True, True, False)))
-    console.print(f"  {interval_note(comparison)}", soft_wrap=True, markup=False)
+    console.print(f"  {interval_note(comparison)}", soft_wrap=True)
 
 
 def _console(file: TextIO | None) -> Any:
     """Return a console; plain text of any width if the output is no terminal."""
     from rich.console import Console
 
-    console = Console(file=file, highlight=False)
+    console = Console(file=file, highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         console.width = 240
     return console
@@ -373,7 +373,7 @@ def _print_grid(console: Any, table: TextTable) -> None:
         grid.add_column(Text(name), justify="right" if numeric else "left", overflow="fold")
     for row in table.rows:
         grid.add_row(*map(Text, row))
-    console.print(Text(f"\n{table.title}"))
+    console.print(f"\n{table.title}", soft_wrap=True)
     console.print(grid)
 
 
