@@ -18,7 +18,6 @@ from unforced.cli import main
 from unforced.errors import InputError
 from unforced.huggingface.codec import TokenizerCodec
 from unforced.huggingface.model_spec import HuggingFace, PretrainedFolder, TokenizedTask
-from unforced.objectives.sequence_smoothing import SequenceSmoothing
 from unforced.objectives.smoothing.token_roles import TokenRoles
 from unforced.recipes import recipe as recipes
 from unforced.types import Example
@@ -231,31 +230,17 @@ def test_texts_and_numbers(place: Path) -> None:
     assert made.mask.tolist() == [[True, True], [True, False]]
 
 
-def test_loss_smoothing_needs_a_tokenizer(place: Path) -> None:
-    """Special tokens are no words, whatever they are called; references count with the target's own tokens, or not at all."""
+def test_the_special_tokens_of_a_tokenizer(place: Path) -> None:
+    """They are no words, whatever they are called, in a codec as in a wrapped model."""
     codec = HuggingFace(path=str(place / "t5")).codec()
     names = codec.token_names()
-    wanted = {id for id, name in enumerate(names) if name in ("<pad>", "<s>", "</s>", "<unk>", "<mask>", "")}
-    assert {names.index("<mask>"), names.index("<unk>")} <= wanted
-    assert TokenRoles.of(codec).special == wanted
-    drawn = SequenceSmoothing(tau=1e6, mix=1.0).fitted(codec)
-    batch = codec.collate([codec.encode(Example("a b", "a b c"))] * 64, range(64))
-    outputs = drawn.proposal_of(batch).draw(torch.arange(64).unsqueeze(1))
-    assert not set(outputs[:, 0, :-1].flatten().tolist()) & wanted
-    unknown = names.index("<unk>")
-    assert TokenRoles.of(codec).fixed == wanted - {unknown}  # it stands for some word, and may give way to another
-    wrapped = unforced.wrap(tf.AutoModelForSeq2SeqLM.from_pretrained(place / "t5"), tokenizer=codec.tokenizer)
-    assert TokenRoles.of(wrapped.vocabulary).fixed == wanted - {unknown}
-    flagged = HuggingFace(path=str(place / "t5")).codec()
-    flagged.tokenizer.add_tokens(
-        [tokenizers.AddedToken("to", special=True)]
-    )  # without a role, as chat models' turns are
-    turn = {names.index("to")}
-    assert (
-        TokenRoles.of(flagged).special
-        == TokenRoles.of(unforced.wrap(wrapped.model, tokenizer=flagged.tokenizer).vocabulary).special
-        == wanted | turn
-    )
+    special = {id for id, name in enumerate(names) if name in ("<pad>", "<s>", "</s>", "<unk>", "<mask>", "")}
+    codec.tokenizer.add_tokens([tokenizers.AddedToken("to", special=True)])  # without a role, as chat models' turns are
+    wanted, unknown = special | {names.index("to")}, names.index("<unk>")
+    wrapped = unforced.wrap(place / "t5", tokenizer=codec.tokenizer)
+    for known in (codec, wrapped.vocabulary):
+        assert TokenRoles.of(known).special == wanted
+        assert TokenRoles.of(known).fixed == wanted - {unknown}  # it stands for some word, and may give way to another
     codec.tokenizer.unk_token = codec.tokenizer.eos_token  # as GPT-2 has it
     assert codec.symbols.eos in TokenRoles.of(codec).fixed
     assert codec.encode(Example("a", "b", ("b",))).references == ()

@@ -419,7 +419,7 @@ def test_refused_batches(tmp_path: Path) -> None:
         made.collated_batch({"input_ids": inputs["input_ids"]})
     with pytest.raises(InputError, match="no input_ids; it has labels"):
         made.collated_batch({"labels": inputs["labels"]})
-    with pytest.raises(InputError, match="objectives do not use position_ids of the batch"):
+    with pytest.raises(InputError, match="CrossEntropy does not use position_ids of the batch"):
         made.collated_batch({**inputs, "position_ids": torch.zeros(2, 3)})
 
 

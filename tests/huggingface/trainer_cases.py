@@ -34,7 +34,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "beam_search_optimization": {"beam": 2, "scores": "local"},
     "minimum_risk": {"samples": 4, "alpha": 0.5, "max_length": 8},
 }
-REFUSALS = ("needs a model with",)  # what objectives say where a model is not for them
+REFUSALS = ("needs a model with", "no labels to learn from")  # what objectives say where a model is not for them
 
 
 def objective(name: str) -> Any:

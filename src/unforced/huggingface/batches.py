@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from unforced.decoding.search import limits
 from unforced.errors import InputError
@@ -30,7 +30,7 @@ def make_batch(
     token_type_ids: Any = None,
     ids: Any = None,
 ) -> Batch:
-    """Return a ``Batch`` for a wrapped model, from tensors or lists; without labels, a batch to decode.
+    """Return a ``Batch`` on a wrapped model's device, from tensors or lists; without labels, a batch to decode.
 
     - Encoder-decoder models: ``input_ids`` are the sources and labels the outputs. Another main input of the encoder
       (pixels, audio features) may replace ``input_ids``.
@@ -45,8 +45,9 @@ def make_batch(
         ids: The numbers of the examples in their split.
     """
     given = (input_ids, attention_mask, labels, decoder_input_ids, token_type_ids, ids)
+    device = next(model.parameters()).device if isinstance(model, nn.Module) else None
     try:
-        tensors = [None if value is None else torch.as_tensor(value) for value in given]
+        tensors = [None if value is None else torch.as_tensor(value, device=device) for value in given]
     except (TypeError, ValueError) as error:
         raise InputError(f"a batch needs tensors, or lists of equal length: {error}") from None
     inputs, attention_mask, labels, decoder_input_ids, token_type_ids, ids = tensors

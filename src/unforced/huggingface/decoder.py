@@ -160,8 +160,15 @@ class WrappedModel(nn.Module):
 
     @cached_property
     def scale(self) -> float | None:
-        """The factor by which the embedding multiplies its weight; see `embedding_scale`."""
-        return embedding_scale(self.embedding)
+        """The factor c of an embedding c · weight[ids]; None if it is something else or its weights are not there."""
+        embedding = self.embedding
+        weight = getattr(embedding, "weight", None)
+        if type(embedding).forward is nn.Embedding.forward:
+            return 1.0
+        if not isinstance(weight, Tensor) or weight.is_meta or not hasattr(embedding, "embed_scale"):
+            return None
+        scale, ids = float(embedding.embed_scale), weight.detach().norm(dim=1).argmax().unsqueeze(0)
+        return scale if torch.allclose(embedding(ids), weight[ids] * scale, rtol=1e-2) else None
 
     def embed(self, ids: Tensor) -> Tensor:
         embedded: Tensor = self.embedding(ids)
@@ -182,27 +189,6 @@ class WrappedModel(nn.Module):
         mixed = weights @ (table if len(table) == size else table[:size])  # some embeddings may have no score
         mixed = mixed.to(table.dtype)  # under autocast the product has low precision
         return mixed if self.scale == 1 else mixed * self.scale
-
-
-def embedding_scale(embedding: nn.Module) -> float | None:
-    """Return c if the embedding is c · weight[ids]; None if it is something else or its weights are not there."""
-    if type(embedding).forward is nn.Embedding.forward:
-        return 1.0
-    weight = getattr(embedding, "weight", None)
-    if not isinstance(weight, Tensor) or weight.dim() != 2 or weight.is_meta:
-        return None
-    with torch.no_grad():
-        ids = weight[:64].double().norm(dim=1).argsort(descending=True)[:8]
-        plain, embedded = weight[ids].double(), embedding(ids)
-        if not isinstance(embedded, Tensor) or embedded.shape != plain.shape or not plain.any():
-            return None
-        embedded = embedded.double()
-        scale = float((plain * embedded).sum() / plain.square().sum())
-        declared = getattr(embedding, "embed_scale", None)
-        if declared is not None and abs(float(declared) - scale) <= 1e-2 * abs(scale):
-            scale = float(declared)  # without the rounding of the weights
-        near = torch.finfo(weight.dtype).eps * 4
-        return scale if torch.allclose(plain * scale, embedded, rtol=near, atol=0) else None
 
 
 # ---- Decoders ----

@@ -12,9 +12,8 @@ from unforced.errors import InputError
 from unforced.huggingface.batches import NOT_SCORED, make_batch, with_content_ids
 from unforced.huggingface.codec import LabelledExamples
 from unforced.huggingface.decoder import WrappedDecoder, WrappedModel
-from unforced.huggingface.parts import is_encoder_decoder
 from unforced.huggingface.sharding import ShardedStep, full_state_dict, gathered, is_sharded
-from unforced.huggingface.wrap import has_usual_loss, wrap
+from unforced.huggingface.wrap import has_usual_loss, model_kind, wrap
 from unforced.objectives.cross_entropy import CrossEntropy
 from unforced.ops.random_streams import generator
 from unforced.options import Options
@@ -46,8 +45,8 @@ class OwnLoss:
         if "labels" not in batch:
             raise InputError("the batch has no labels to learn from")
         plain: Any = model.model if isinstance(model, WrappedModel) else model
-        causal = not is_encoder_decoder(plain) and plain.can_generate()
-        labels = batch["labels"][:, 1:] if causal else batch["labels"]  # causal models shift them
+        shifted = hasattr(plain, "config") and model_kind(plain) == "causal"
+        labels = batch["labels"][:, 1:] if shifted else batch["labels"]
         count = labels.ne(NOT_SCORED).sum().float()
         total = plain(**batch)["loss"] * count
         return Loss(total, count, {"nll": (total.detach().float(), count)})
@@ -92,7 +91,6 @@ class ObjectiveMixin(Base):
     def _check_arguments(self) -> None:
         args, processes, name = self.args, int(os.environ.get("WORLD_SIZE", 1)), type(self.objective).__name__
         stepwise = isinstance(self.objective, Stepwise) and self.objective.stepwise
-        routers = getattr(getattr(self.model, "config", None), "output_router_logits", False)
         refused = [
             (args.label_smoothing_factor, 'set objective="label_smoothing" instead of label_smoothing_factor'),
             (self.compute_loss_func is not None, "give either an objective or compute_loss_func, not both"),
@@ -116,7 +114,7 @@ class ObjectiveMixin(Base):
                 "checkpointing: turn gradient_checkpointing off",
             ),
             (
-                routers and not isinstance(self.objective, CrossEntropy),
+                self._routers_have_a_loss() and not isinstance(self.objective, CrossEntropy),
                 f"{name} ignores the routers' loss that output_router_logits adds: set it to False",
             ),
             (
@@ -158,14 +156,15 @@ class ObjectiveMixin(Base):
 
     def can_wrap(self) -> bool:
         """Return whether cross-entropy through the wrapper is the model's own loss, which it is for most models."""
-        model: Any = self.model
-        if getattr(model.config, "output_router_logits", False):
-            return False  # the routers have a loss, too
+        if self._routers_have_a_loss():
+            return False
         try:
-            wrapped = self.wrapped
+            return isinstance(self.wrapped, WrappedDecoder) and has_usual_loss(self.wrapped)
         except InputError:
             return False
-        return isinstance(wrapped, WrappedDecoder) and has_usual_loss(wrapped)
+
+    def _routers_have_a_loss(self) -> bool:
+        return bool(getattr(getattr(self.model, "config", None), "output_router_logits", False))
 
     def tokenizer(self) -> Any:
         """Return the tokenizer, which may be the processing class, a part of it, or the collator's; None without one."""
@@ -187,7 +186,10 @@ class ObjectiveMixin(Base):
         given = {name: value for name, value in inputs.items() if value is not None and name not in IGNORED}
         unknown = [name for name in given if name not in (*USED, main)]
         if unknown:
-            raise InputError(f"objectives do not use {', '.join(unknown)} of the batch: remove it from the data")
+            raise InputError(
+                f"{type(self.objective).__name__} does not use {', '.join(unknown)} of the batch: remove it from the "
+                "data, or use cross_entropy"
+            )
         if "labels" not in given and isinstance(self.wrapped, WrappedDecoder):
             raise InputError("the batch has no labels to learn from")
         return with_content_ids(make_batch(self.wrapped, given.pop(main), **given))

@@ -65,7 +65,7 @@ def wrap(
             "prompt tuning adds virtual tokens that only the model's own forward function sees: use cross_entropy, "
             "or another adapter such as LoRA"
         )
-    kind = _kind(hf_model)
+    kind = model_kind(hf_model)
     if kind == "masked" and output_layer(hf_model) is None:
         raise InputError(f"{class_name(hf_model)} has no output layer that scores tokens: load it with {AUTO_CLASSES}")
     vocabulary = ModelVocabulary(hf_model, kind, tokenizer, start=start, pad=pad, eos=eos, mask=mask, banned=banned)
@@ -77,7 +77,8 @@ def wrap(
     return wrapped
 
 
-def _kind(model: Any) -> ModelKind:
+def model_kind(model: Any) -> ModelKind:
+    """Return how a model of transformers is used."""
     if is_encoder_decoder(model):
         return "encoder_decoder"
     return "causal" if getattr(model, "can_generate", lambda: False)() else "masked"
