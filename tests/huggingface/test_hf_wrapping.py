@@ -8,7 +8,20 @@ from typing import Any
 import pytest
 import torch
 from architectures import composite
-from hf_cases import BARTS, BERTS, CAUSAL, DECODERS, ENCODER_DECODERS, LLAMAS, SPECIAL, V, batch_for, collated, tf
+from hf_cases import (
+    BARTS,
+    BERTS,
+    CAUSAL,
+    DECODERS,
+    ENCODER_DECODERS,
+    LLAMAS,
+    SPECIAL,
+    V,
+    batch_for,
+    collated,
+    tf,
+    tokens,
+)
 from torch import nn
 
 import unforced
@@ -72,7 +85,7 @@ def test_missing_model_methods_are_named(make: Any, message: str) -> None:
     ("make", "message"),
     [
         (lambda: tf.OpenAIGPTLMHeadModel(tf.OpenAIGPTConfig(vocab_size=V, n_embd=8, n_layer=1, n_head=1)), "takes no cache"),
-        (lambda: tf.RobertaForCausalLM(tf.RobertaConfig(**BERTS, is_decoder=True)), "does not continue from its cache"),
+        (lambda: tf.MiniMaxForCausalLM(tf.MiniMaxConfig(**LLAMAS, head_dim=4, num_local_experts=2)), "holds tensors outside"),
     ],
 )  # fmt: skip
 def test_a_model_without_a_usable_cache_takes_whole_passes_only(make: Any, message: str) -> None:
@@ -84,6 +97,18 @@ def test_a_model_without_a_usable_cache_takes_whole_passes_only(make: Any, messa
     torch.testing.assert_close(model.score(features), hf(input_ids=ids).logits[:, :-1], rtol=1e-4, atol=1e-5)
     with pytest.raises(InputError, match=f"goes step by step, but .* {message}.*: use a method of whole passes"):
         Greedy(max_length=3)(model, data)
+
+
+def test_positions_that_a_model_does_not_continue_are_given() -> None:
+    """RoBERTa begins to count anew at every step if it is fed embeddings."""
+    torch.manual_seed(0)
+    hf = tf.RobertaForCausalLM(tf.RobertaConfig(**{**BERTS, "pad_token_id": 1}, is_decoder=True)).eval()
+    model, ids = wrap(hf, eos=2), tokens((2, 6), 3)
+    found = Greedy(min_length=4, max_length=4)(model, make_batch(model, ids)).tokens[:, 0]
+    for _ in range(4):
+        scores = hf(input_ids=ids).logits[:, -1].index_fill(1, torch.tensor([*model.symbols.banned, 2]), -torch.inf)
+        ids = torch.cat([ids, scores.argmax(dim=1, keepdim=True)], dim=1)
+    assert torch.equal(found, ids[:, 6:])
 
 
 def test_embedding_scales_are_detected_for_soft_inputs() -> None:
@@ -343,7 +368,9 @@ class Words(dict):
     mask_token_id, pad_token_id, all_special_ids = 3, 0, (0, 1, 2, 3)
 
 
-@pytest.mark.parametrize(("size", "message"), [(5, "has only 5 tokens, but Bert"), (18, "has 18 tokens, but Bert")])
+@pytest.mark.parametrize(
+    ("size", "message"), [(5, "has only 5 tokens, but Bert"), (18, "has 18 tokens, but BertForMaskedLM only 17")]
+)
 def test_a_tokenizer_of_another_model_is_refused(size: int, message: str) -> None:
     with pytest.raises(InputError, match=f"the tokenizer {message}.* use the model's own tokenizer"):
         wrap(tf.BertForMaskedLM(tf.BertConfig(**BERTS)), tokenizer=Words.fromkeys(range(size)))

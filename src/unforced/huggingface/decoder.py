@@ -61,9 +61,9 @@ def join_cache(parts: CacheParts) -> Any:
 
 def _emptied(cache: Any, rows: int) -> tuple[Any, Tree]:
     if not isinstance(getattr(cache, "layers", None), list):
-        raise InputError(f"a cache of the class {type(cache).__name__} has no layers that can be mixed and reordered")
+        raise InputError(f"a cache ({type(cache).__name__}) without layers that can be mixed and reordered")
     if any(_holds_tensors(value) for name, value in vars(cache).items() if name != "layers"):
-        raise InputError(f"a cache of the class {type(cache).__name__} holds tensors outside of its layers")
+        raise InputError(f"a cache ({type(cache).__name__}) that holds tensors outside of its layers")
     layout, found = _copy(cache), []
     layout.layers = [_copy(layer) for layer in cache.layers]
     for layer in layout.layers:
@@ -75,7 +75,7 @@ def _emptied(cache: Any, rows: int) -> tuple[Any, Tree]:
                 vars(layer)[name] = None
         parts = [part.values() if isinstance(part, dict) else [part] for part in tensors.values()]
         if any(leaf.shape[0] != rows for leaves in parts for leaf in leaves):
-            raise InputError(f"a cache layer of the class {type(layer).__name__} holds tensors without rows")
+            raise InputError(f"a cache layer ({type(layer).__name__}) that holds tensors without rows")
         found.append(tensors)
     return layout, tuple(found)
 
@@ -152,12 +152,6 @@ class WrappedModel(nn.Module):
         """The embedding of the tokens that are fed."""
         return self.model.get_input_embeddings()  # type: ignore[operator]
 
-    @property
-    def embedded_tokens(self) -> int | None:
-        """How many tokens have embeddings, if the embedding shows it."""
-        weight = getattr(self.embedding, "weight", None)
-        return len(weight) if isinstance(weight, Tensor) else None
-
     @cached_property
     def scale(self) -> float | None:
         """The factor c of an embedding c · weight[ids]; None if it is something else or its weights are not there."""
@@ -221,6 +215,7 @@ class WrappedDecoder(WrappedModel, ABC):
         self.parts = find_parts(model)
         self.takes_strides = True  # whether a state can be advanced over several positions at once
         self.takes_left_padding = True  # whether prompts of several lengths can share a batch
+        self.first_position: int | None = None  # given to models that do not count positions on from their cache
         self.stepless = ""  # why the model cannot go step by step, if it cannot
         self.steps_have_gradients = True  # whether a state that was advanced several times has gradients
 
@@ -276,11 +271,14 @@ class WrappedDecoder(WrappedModel, ABC):
             options[self.parts.cache] = join_cache(CacheParts(state.carry, shared.cross, shared.layout))
         elif shared.memory is not None and not lost:
             options[self.parts.cache] = self.empty_cache()
+        columns = torch.arange(total, device=inputs.device).unsqueeze(0)
+        positions = columns[:, shared.seen :] + (self.first_position or 0)
         if shared.pads is not None:
-            columns, pads = torch.arange(total, device=inputs.device), shared.pads.unsqueeze(1)
+            pads = shared.pads.unsqueeze(1)
             options["attention_mask"] = (columns >= pads).long()
-            if "position_ids" in self.parts.accepts:
-                options["position_ids"] = (columns[shared.seen :] - pads).clamp(min=0)
+            positions = (positions - pads).clamp(min=self.first_position or 0)
+        if "position_ids" in self.parts.accepts and (shared.pads is not None or self.first_position is not None):
+            options["position_ids"] = positions
         if shared.memory is not None:
             options["encoder_hidden_states"] = shared.memory
             if "encoder_attention_mask" in self.parts.accepts:
@@ -294,7 +292,10 @@ class WrappedDecoder(WrappedModel, ABC):
         cache = getattr(output, self.parts.cache, None)
         if cache is None:
             return features, DecoderState(None, shared._replace(lost=f"returns no {self.parts.cache}"))
-        carry, cross, layout = split_cache(cache, len(inputs))
+        try:
+            carry, cross, layout = split_cache(cache, len(inputs))
+        except InputError as error:
+            return features, DecoderState(None, shared._replace(lost=f"has {error}"))
         return features, DecoderState(carry, shared._replace(cross=cross, layout=layout))
 
     def empty_cache(self) -> Any:

@@ -73,6 +73,15 @@ def output_layer(model: Any) -> Any:
     return None if found is None else found()
 
 
+def embedded_tokens(model: Any) -> int:
+    """Return how many tokens have embeddings; 0 if that is unknown."""
+    try:
+        weight = model.get_input_embeddings().weight
+    except (AttributeError, NotImplementedError):
+        return 0
+    return len(weight) if isinstance(weight, Tensor) else 0
+
+
 def _embedding(model: Any) -> nn.Module:
     try:
         found: nn.Module = model.get_input_embeddings()

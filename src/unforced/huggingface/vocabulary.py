@@ -5,7 +5,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from unforced.errors import InputError
-from unforced.huggingface.parts import output_layer
+from unforced.huggingface.parts import embedded_tokens, output_layer
 from unforced.types import Sizes, Symbols
 
 ModelKind = Literal["encoder_decoder", "causal", "masked"]
@@ -46,11 +46,11 @@ class ModelVocabulary:
         weight = getattr(output_layer(model), "weight", None)
         size = int(text.vocab_size) if weight is None or weight.dim() != 2 else len(weight)
         self.sizes = Sizes(size, size)
-        self._check_tokenizer()
+        self._check_tokenizer(max(size, embedded_tokens(model)))
         limits = (getattr(text, name, None) for name in ("max_position_embeddings", "max_target_positions"))
         self.positions: int | None = next((int(limit) for limit in limits if limit), None)
 
-    def _check_tokenizer(self) -> None:
+    def _check_tokenizer(self, embedded: int) -> None:
         """Raise `InputError` if the tokenizer is another model's.
 
         Many models have some more embeddings than tokens, for round numbers and later additions, but never twice as
@@ -59,9 +59,9 @@ class ModelVocabulary:
         if not hasattr(self.tokenizer, "__len__"):
             return
         known, size = len(self.tokenizer), self.sizes.target
-        if known > size:
+        if known > embedded:
             raise InputError(
-                f"the tokenizer has {known} tokens, but {self._model} scores only {size}: use the model's own tokenizer, "
+                f"the tokenizer has {known} tokens, but {self._model} only {embedded}: use the model's own tokenizer, "
                 f"or call model.resize_token_embeddings({known}) and train the new tokens"
             )
         if 2 * known < size:

@@ -125,7 +125,17 @@ def _check_decoder(wrapped: WrappedDecoder) -> None:
         raise InputError(f"{name} does not take embeddings (inputs_embeds), or does not score features separately")
     if not _equal(_stepwise_scores(wrapped, state, inputs[:, :-2], [TRIAL_TOKENS - 2]), expected[:, :-2]):
         raise InputError(f"the scores of {name} depend on later tokens (is it loaded with is_decoder=True?)")
-    wrapped.stepless = _step_fault(wrapped, state, inputs, expected)
+    fault = _step_fault(wrapped, state, inputs, expected)
+    if fault and "position_ids" in wrapped.parts.accepts:
+        padding = getattr(wrapped.embedding, "padding_idx", None) or 0
+        for first in (0, padding + 1):  # RoBERTa counts positions from its padding token on
+            wrapped.first_position = first
+            if not _step_fault(wrapped, state, inputs, expected):
+                fault = ""
+                break
+        else:
+            wrapped.first_position = None
+    wrapped.stepless = fault
     noise = max(10 * _distance(at_once, expected), _rounding(expected))
     if not wrapped.stepless:
         pieces = _stepwise_scores(wrapped, state, inputs, [1, 2, 2])
@@ -224,7 +234,8 @@ def _stepwise_scores(wrapped: WrappedDecoder, state: DecoderState, inputs: Tenso
 def _trial_tokens(wrapped: Any) -> Tensor:
     """Return ids [1,T] that are not special, and different if the vocabulary is large enough."""
     special = {wrapped.symbols.pad, wrapped.symbols.bos, wrapped.symbols.eos, *wrapped.symbols.banned}
-    size = wrapped.embedded_tokens or 64
+    weight = getattr(wrapped.embedding, "weight", None)
+    size = 64 if weight is None else len(weight)
     plain = [id for id in range(min(size, 64 + len(special))) if id not in special] or [0]
     chosen = [plain[n * 7 % len(plain)] for n in range(TRIAL_TOKENS)]
     return torch.tensor([chosen], device=next(wrapped.parameters()).device)
