@@ -223,9 +223,10 @@ def own_run(place: str, resume: bool) -> Parts:
 
 def compared() -> Parts:
     """Scores, intervals and tests of a comparison of two variants with two seeds."""
-    names = "cross_entropy", "soft_beam"
-    variants = "".join(f'[[variants]]\nname = "{name}"\nobjective = {{ name = "{name}" }}\n' for name in names)
-    recipe, root = recipe_file("lstm", f'baseline = "{names[0]}"', variants), folder() / "compared"
+    alpha = 'alpha = { name = "exponential", rate = 1.5, cap = 100.0 }'
+    tables = {"cross_entropy": 'name = "cross_entropy"', "soft_beam": f'name = "soft_beam", {alpha}'}
+    variants = "".join(f'[[variants]]\nname = "{name}"\nobjective = {{ {table} }}\n' for name, table in tables.items())
+    recipe, root = recipe_file("lstm", 'baseline = "cross_entropy"', variants), folder() / "compared"
     unforced.compare(recipe, overrides=["training.steps=6"], root=root, quiet=True, table=False, samples=50)
     return {"table": sorted(numbers(json.loads((root / "tiny" / "comparison.json").read_text())["rows"]))}
 

@@ -430,3 +430,26 @@ def test_gradient_checkpointing(tmp_path: Path) -> None:
     plain.train()
     saving.train()
     assert losses(saving) == pytest.approx(losses(plain), rel=1e-4)
+
+
+# ---- what a training learns from ----
+
+
+class Nothing:
+    """An objective that never scores a token."""
+
+    def __call__(self, model: Any, batch: Any, *, progress: Any, rng: torch.Generator) -> Any:
+        loss = unforced.objective("cross_entropy")(model, batch, progress=progress, rng=rng)
+        return loss._replace(total=loss.total * 0, count=loss.count * 0)
+
+
+def test_trainings_in_which_nothing_is_scored_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="nothing was scored in 2 updates"):
+        trainer("gpt2", Nothing(), tmp_path, max_steps=2).train()
+
+
+def test_trainings_that_hardly_feed_own_tokens_warn_once(tmp_path: Path) -> None:
+    slow = unforced.objective("scheduled_sampling", mixing={"name": "inverse_sigmoid", "k": 10, "warmup": 10})
+    with pytest.warns(UserWarning, match=r"only 0\.0% of the inputs were the model's own tokens") as warned:
+        trainer("t5", slow, tmp_path, max_steps=20).train()
+    assert sum("own tokens" in str(each.message) for each in warned) == 1

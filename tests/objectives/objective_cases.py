@@ -76,7 +76,7 @@ def fit(objective: Any, codec_: Any = None, examples: Sequence[Encoded] = EXAMPL
 
 def loss_of(objective: Any, model: Any, batch: Batch, seed: int = 0, **progress: Any) -> Loss:
     rng = torch.Generator().manual_seed(seed)
-    loss: Loss = objective(model, batch, progress=Progress(**progress), rng=rng)
+    loss: Loss = objective(model, batch, progress=Progress(**{"epoch": 0.0, "total": 10, **progress}), rng=rng)
     return loss
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from unforced.errors import InputError
-from unforced.objectives.schedules import Always, Constant, Exponential, InverseSigmoid, Linear, Rise, at
+from unforced.objectives.schedules import Always, Constant, Exponential, InverseSigmoid, Linear, Rise
 from unforced.protocols import Schedule
 from unforced.recipes.fields import convert, to_plain
 from unforced.types import Progress
@@ -59,9 +59,11 @@ def test_rises_go_from_zero_to_their_end(shape):
     assert by_fraction(Progress(step=30, total=120)) == pytest.approx(rise(Progress(step=50)))
 
 
-def test_fractions_need_the_number_of_updates():
-    with pytest.raises(InputError, match="planned"):
-        Rise(end=0.5, over=0.5, unit="fraction")(Progress(step=1))
+@pytest.mark.parametrize(("unit", "missing"), [("fraction", r"total=\.\.\."), ("epoch", r"epoch=\.\.\.")])
+def test_loops_must_give_the_time_that_a_schedule_needs(unit, missing):
+    with pytest.raises(InputError, match=missing):
+        Linear(end=0.5, over=1, unit=unit)(Progress(step=1))
+    assert Linear(end=0.5, over=2, unit="step")(Progress(step=1)) == 0.75
 
 
 @pytest.mark.parametrize(
@@ -93,4 +95,3 @@ def test_schedules_round_trip_through_plain_data(plain, schedule):
     value = convert(float | Schedule, plain, "mixing")
     assert value == schedule
     assert convert(float | Schedule, to_plain(value, float | Schedule), "mixing") == schedule
-    assert at(value, Progress()) == at(schedule, Progress())

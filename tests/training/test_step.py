@@ -1,21 +1,27 @@
-"""One update: gradients of sums, scaled once, whatever the micro-batches."""
+"""One update: gradients of sums, scaled once, whatever the micro-batches; and what a training learns from."""
 
+import json
+import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from toy_training import Noisy, recipe
+from toy_training import Noisy, Nothing, recipe
 
+from unforced.errors import InputError
 from unforced.objectives.cross_entropy import CrossEntropy
 from unforced.objectives.label_smoothing import LabelSmoothing
 from unforced.objectives.parallel_scheduled_sampling import ParallelScheduledSampling
 from unforced.objectives.scheduled_sampling import ScheduledSampling
+from unforced.objectives.schedules import InverseSigmoid, schedules_of
+from unforced.registry import REGISTRY, resolve
 from unforced.training.distributed import start
 from unforced.training.options import Training
 from unforced.training.progress import Display
 from unforced.training.run_folder import RunFolder
-from unforced.training.step import scale_and_clip_gradients, scale_gradients
-from unforced.training.trainer import Setup, Trainer
+from unforced.training.step import Watch, scale_and_clip_gradients, scale_gradients
+from unforced.training.trainer import Setup, Trainer, train
 from unforced.types import Progress
 
 ROWS = list(range(32))
@@ -115,3 +121,50 @@ def test_random_numbers_depend_on_seed_and_step_only() -> None:
     assert torch.equal(measured(0, 0), first)
     assert not torch.equal(measured(1, 0), first)
     assert not torch.equal(measured(0, 1), first)
+
+
+# What a training learns from
+
+SLOW = ScheduledSampling(mixing=InverseSigmoid(k=10, warmup=1))  # no own tokens in the first epoch
+
+
+@pytest.mark.parametrize("name", REGISTRY["objectives"])
+def test_default_schedules_end_in_trainings_of_any_length(name: str) -> None:
+    for schedule in schedules_of(resolve("objectives", name)()).values():
+        assert schedule(Progress(40, total=40)) == schedule(Progress(9000, total=9000))
+
+
+@pytest.mark.parametrize("name", ["scheduled_sampling", "parallel_scheduled_sampling"])
+def test_three_epochs_of_scheduled_sampling_feed_own_tokens(name: str, tmp_path: Path) -> None:
+    objective = resolve("objectives", name)()
+    run = train(
+        recipe(options=Training(epochs=3, batch_tokens=100, log_every=1), objective=objective), tmp_path / "run"
+    )
+    lines = map(json.loads, (run.path / "metrics.jsonl").read_text().splitlines())
+    fed = [line["fed"] for line in lines if line["kind"] == "train"]
+    assert sum(fed[-5:]) / 5 > 0.1
+
+
+def test_trainings_that_hardly_feed_own_tokens_warn_once(tmp_path: Path) -> None:
+    options = Training(epochs=4, batch_tokens=60)
+    with pytest.warns(UserWarning, match="were the model's own tokens in a tenth of the training") as warned:
+        train(recipe(options=options, objective=SLOW), tmp_path / "slow")
+    assert len(warned) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for number, objective in enumerate((ScheduledSampling(), ScheduledSampling(mixing=0.9), CrossEntropy())):
+            train(recipe(options=options, objective=objective), tmp_path / str(number))
+
+
+def test_trainings_in_which_nothing_is_scored_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="nothing was scored in 10 updates"):
+        train(recipe(options=Training(steps=50, batch_tokens=60), objective=Nothing()), tmp_path / "run")
+
+
+@pytest.mark.parametrize(("planned", "updates"), [(3, 3), (40, 10), (500, 50), (9000, 100)])
+def test_empty_updates_are_refused_after_a_tenth_or_a_hundred(planned: int, updates: int) -> None:
+    watch = Watch(CrossEntropy())
+    for _ in range(updates - 1):
+        watch.add(planned, {"loss": (0.0, 0.0)})
+    with pytest.raises(InputError, match=f"nothing was scored in {updates} updates"):
+        watch.add(planned, {"loss": (0.0, 0.0)})

@@ -19,7 +19,7 @@ from unforced.ops.random_streams import generator
 from unforced.options import Options
 from unforced.protocols import Objective, Stepwise, fitted
 from unforced.recipes.fields import build, pick
-from unforced.training.step import ObjectiveStep, scale_gradients
+from unforced.training.step import ObjectiveStep, Watch, scale_gradients
 from unforced.types import Batch, Loss, Progress
 
 try:
@@ -218,9 +218,11 @@ class ObjectiveMixin(Base):
         return step
 
     def _reset_sums(self) -> None:
+        self._watch = Watch(self.objective)
         self._total: Any = 0.0  # of the losses in this update
         self._count: Any = None  # what to divide it by
         self._metrics: dict[str, tuple[Tensor, Tensor]] = {}  # sums and counts since the last log line
+        self._last: dict[str, tuple[Tensor, Tensor]] = {}  # those of the last micro-batch
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -231,6 +233,7 @@ class ObjectiveMixin(Base):
         rng = generator(self.args.device, self.args.seed, self.state.global_step)
         loss: Loss = model(self.training_batch(inputs), self.progress(), rng)
         self._count = self._wide(loss.count) + (0 if self._count is None else self._count)
+        self._last = loss.metrics
         for name, (total, count) in loss.metrics.items():
             old = self._metrics.get(name, (0.0, 0.0))
             self._metrics[name] = (old[0] + total, old[1] + count)
@@ -246,6 +249,7 @@ class ObjectiveMixin(Base):
             return torch.zeros_like(total)
         processes, count = self.accelerator.num_processes, self._over_processes(self._count)
         scale_gradients(model.parameters(), count, processes)
+        self._watch.add(self.state.max_steps, {**self._last, "loss": (self._total, count)})
         mean = self._total * processes / count.clamp(min=1)  # Trainer averages it over the processes
         self._total, self._count = 0.0, None
         reported: Tensor = mean.to(total)

@@ -12,7 +12,7 @@ from unforced.errors import InputError
 from unforced.models.modes import evaluation_mode
 from unforced.objectives.cross_entropy import negative_log_likelihood
 from unforced.objectives.model_tokens import PICKS, add_fed_metric, draw_replaced, pick_tokens
-from unforced.objectives.schedules import Exponential, InverseSigmoid, at, check_ends
+from unforced.objectives.schedules import Exponential, Linear, at, check_ends
 from unforced.ops import random_streams, relaxations
 from unforced.ops.masks import widened
 from unforced.options import Options, Positive, Probability
@@ -20,8 +20,8 @@ from unforced.protocols import Schedule, StepDecoder, require
 from unforced.types import Batch, DecoderState, Loss, Progress
 
 SOFT = ("soft_argmax", "soft_sample")
-MIXING = InverseSigmoid(k=10.0, warmup=1.0)
-SHARPENING = Exponential(start=1.0, rate=1.5, cap=100.0)
+MIXING = Linear(start=1.0, end=0.75, warmup=0.5, over=0.5, unit="fraction")
+SHARPENING = Exponential(start=1.0, rate=100.0, unit="fraction")
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class ScheduledSampling(Options):
     """
 
     feed: Literal["argmax", "sample", "soft_argmax", "soft_sample"] = "argmax"  # the model's own token
-    mixing: Probability | Schedule = MIXING  # probability of feeding the target
-    alpha: Positive | Schedule = SHARPENING  # inverse temperature of soft feeds
+    mixing: Probability | Schedule = MIXING  # probability of feeding the target; falls to 0.75 in the second half
+    alpha: Positive | Schedule = SHARPENING  # inverse temperature of soft feeds; rises from 1 to 100
     dropout: bool = True  # whether dropout is on while hard tokens are found
 
     @property

@@ -46,13 +46,18 @@ def schedules_of(objective: object) -> dict[str, Schedule]:
 
 
 def elapsed(progress: Progress, unit: Unit) -> float:
-    """Return the time since the start of training."""
-    if unit == "epoch":
-        return math.floor(progress.epoch)
+    """Return the time since the start of training; raise `InputError` if a loop does not give it."""
     if unit == "step":
         return progress.step
+    if unit == "epoch":
+        if progress.epoch is None:
+            raise InputError("a schedule in epochs needs the epoch: pass Progress(step=..., epoch=...)")
+        return math.floor(progress.epoch)
     if progress.total is None:
-        raise InputError('a schedule with unit "fraction" needs the number of planned updates')
+        raise InputError(
+            "a schedule in fractions of the training needs the number of planned updates: pass Progress(step=..., "
+            "total=...)"
+        )
     return progress.step / max(1, progress.total)
 
 
@@ -168,7 +173,7 @@ class InverseSigmoid(Decay):
 class Always(Decay):
     """``start`` during the warm-up, then 0: as a mixing probability, the target is never fed again.
 
-    >>> Always(warmup=1)(Progress(epoch=0.5)), Always()(Progress())
+    >>> Always(warmup=1)(Progress(epoch=0.5)), Always()(Progress(epoch=0))
     (1.0, 0.0)
     """
 

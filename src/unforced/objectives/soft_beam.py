@@ -22,7 +22,7 @@ from unforced.options import Count, Fraction, Natural, NonNegative, Options, Pos
 from unforced.protocols import Cost, Schedule, StepDecoder, require
 from unforced.types import Batch, DecoderState, Loss, Progress
 
-SHARPENING = Exponential(start=1.0, rate=1.5, cap=100.0)
+SHARPENING = Exponential(start=1.0, rate=8.0, unit="fraction")
 HAMMING = Hamming()
 SAME = 1e-6  # hypotheses with closer scores count as copies
 
@@ -47,7 +47,7 @@ class SoftBeam(Options):
 
     stepwise: ClassVar[bool] = True
     beam: Count = 3  # K, the number of hypotheses
-    alpha: Positive | Schedule = SHARPENING  # inverse temperature
+    alpha: Positive | Schedule = SHARPENING  # inverse temperature; rises from 1 to 8
     loss: Literal["direct", "hinge"] = "direct"  # expected cost, or margin over the target
     scores: Literal["local", "global"] = "local"  # log-probabilities, or raw scores
     cost: Cost = HAMMING  # cost of each token

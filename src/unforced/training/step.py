@@ -1,12 +1,18 @@
 """One optimiser step: the loss of each micro-batch as a sum, and one division of the gradients by the total count."""
 
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from unforced.protocols import Objective
+from unforced.errors import InputError
+from unforced.objectives.schedules import schedules_of
+from unforced.protocols import HasUnit, Objective
 from unforced.types import Batch, Loss, Progress
+
+FEW = 0.02  # with a smaller share of the model's own tokens, training is nearly teacher forcing
 
 
 class ObjectiveStep(nn.Module):
@@ -57,3 +63,45 @@ def _gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
 def _multiply(gradients: list[Tensor], scale: Tensor) -> None:
     if gradients:
         torch._foreach_mul_(gradients, scale.to(gradients[0].dtype))
+
+
+class Watch:
+    """Stop a training in which nothing is scored, and warn if it hardly feeds the model's own tokens.
+
+    Schedules in fractions of the training are trusted, because their warm-up ends in every training.
+    """
+
+    def __init__(self, objective: Objective) -> None:
+        units = {schedule.unit for schedule in schedules_of(objective).values() if isinstance(schedule, HasUnit)}
+        self.warns = units != {"fraction"}
+        self.updates = 0  # since the last check, with what they summed up
+        self.sums: dict[str, tuple[Any, Any]] = {}
+
+    def add(self, planned: int, metrics: Mapping[str, tuple[Any, Any]]) -> None:
+        """Add the sums and counts of an update, those of ``loss`` included; check them after a tenth of the training.
+
+        ``planned`` is the number of updates of the training.
+        """
+        self.updates += 1
+        for name in metrics.keys() & {"loss", "fed"}:
+            total, count = self.sums.get(name, (0.0, 0.0))
+            self.sums[name] = (total + metrics[name][0], count + metrics[name][1])
+        tenth = min(planned, max(10, planned // 10))
+        if self.updates not in (tenth, min(tenth, 100)):  # nothing in 100 updates is enough to stop
+            return
+        if float(self.sums["loss"][1]) == 0:
+            raise InputError(
+                f"nothing was scored in {self.updates} updates: the targets are empty or have special tokens only, as "
+                "when a tokenizer does not fit its model"
+            )
+        if self.updates < tenth:
+            return
+        fed, inputs = map(float, self.sums.get("fed", (1.0, 1.0)))
+        if self.warns and fed < FEW * inputs:
+            self.warns = False
+            warnings.warn(
+                f"only {fed / inputs:.1%} of the inputs were the model's own tokens in a tenth of the training, so the "
+                'method is nearly cross-entropy: feed them earlier, or use a schedule with unit = "fraction"',
+                stacklevel=2,
+            )
+        self.updates, self.sums = 0, {}

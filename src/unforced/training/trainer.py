@@ -35,7 +35,7 @@ from unforced.training.options import learning_rate
 from unforced.training.progress import Display, RunLog, duration
 from unforced.training.run_folder import RunFolder
 from unforced.training.run_identity import check_facts, data_facts, describe, expected_facts
-from unforced.training.step import ObjectiveStep, scale_and_clip_gradients
+from unforced.training.step import ObjectiveStep, Watch, scale_and_clip_gradients
 from unforced.types import Encoded, Examples, Loss, Progress
 
 FUSED = ("cpu", "cuda", "mps", "xpu")  # devices with a fused AdamW
@@ -155,7 +155,7 @@ class Trainer:
         if isinstance(objective, SupportsModels):
             objective = objective.with_models(lambda folder: load_frozen(folder, self.model).to(self.device))
         objective = fitted(objective, setup.task.codec, setup.encoded)
-        self.module = accelerator.prepare_model(ObjectiveStep(self.model, objective))
+        self.module, self.watch = accelerator.prepare_model(ObjectiveStep(self.model, objective)), Watch(objective)
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         if not self.parameters:
             raise InputError("the model has no parameters to train")
@@ -344,6 +344,7 @@ class Trainer:
                 what = f"gradient norm is {norm}" if math.isfinite(loss) else f"loss is {loss}"
                 saved = f"the last checkpoint is {step_name(self.saved)}" if self.saved else "nothing was saved"
                 raise InputError(f"the {what} at step {step}, epoch {epoch}, examples {shorten(rows)}; {saved}")
+            self.watch.add(self.total, sums)
             for name, (total, number) in {**sums, "grad_norm": (norm, 1.0)}.items():
                 before = self.state.window.get(name, [0.0, 0.0])
                 self.state.window[name] = [before[0] + total, before[1] + number]
