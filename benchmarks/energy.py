@@ -61,7 +61,7 @@ def run(*, quick: bool, threads: int) -> dict:
         "plain loop": "Goyal (2021), Algorithm 4, with the energy of the present state kept:"
         " one forward pass per masked position, sentence by sentence",
         "scored model": "BERT-mini's sizes (4 layers, 256 wide, 30,522 pieces), random weights;"
-        " a WordPiece tokenizer of 2,000 pieces trained on the text",
+        " a WordPiece tokenizer with 2,000 used pieces, trained on the text",
         "scoring": f"{BATCH} sentences at a time, from text to pseudo-log-likelihood;"
         " minicons with its fastest of several batch sizes",
     }
@@ -150,7 +150,7 @@ def texts(data: corpus.Corpus) -> list[str]:
 
 def scored_model(data: corpus.Corpus) -> Path:
     """Save a BERT with random weights and a tokenizer trained on the text; return its folder."""
-    folder = WORK / f"bert-mini-{data.name}-{PIECES}"
+    folder = WORK / f"bert-mini-{data.name}-{PIECES}-of-{SIZES['vocab_size']}"
     if (folder / "ready").is_file():
         return folder
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -158,6 +158,9 @@ def scored_model(data: corpus.Corpus) -> Path:
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     trainer = trainers.WordPieceTrainer(vocab_size=PIECES, special_tokens=special, show_progress=False)
     tokenizer.train_from_iterator(texts(data), trainer)
+    vocabulary = tokenizer.get_vocab()
+    vocabulary |= {f"[unused{i}]": i for i in range(len(vocabulary), SIZES["vocab_size"])}
+    tokenizer.model = models.WordPiece(vocabulary, unk_token="[UNK]")
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
