@@ -372,10 +372,11 @@ def score(
     (PLL-word-l2r of Kauf and Ivanova 2023).
     """
     from unforced.chains.readers import open_model
-    from unforced.chains.scoring import score_lines
+    from unforced.chains.scoring import Score, score_lines
 
     lines = (sentence.encode() for sentence in sentences)
-    return list(score_lines(open_model(model, checkpoint), lines, whole_words=whole_words))
+    found = score_lines(open_model(model, checkpoint), lines, whole_words=whole_words)
+    return [score for score in found if isinstance(score, Score)]
 
 
 @checked

@@ -3,6 +3,7 @@
 import io
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -93,20 +94,20 @@ def all_folders(base: Path) -> Path:
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "dog", "sleep", "##s", "##ing", "un", "##force", "##d", "."]  # fmt: skip
 
 
-def huggingface_folder(folder: Path, *, positions: int = 32, **save: Any) -> Path:
+def huggingface_folder(folder: Path, *, positions: int = 32, words: Sequence[str] = VOCABULARY, **save: Any) -> Path:
     """A small BERT with random weights and a WordPiece tokenizer."""
     tf = pytest.importorskip("transformers")
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-    words = Tokenizer(models.WordPiece({w: i for i, w in enumerate(VOCABULARY)}, unk_token="[UNK]"))
-    words.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    words.post_processor = processors.TemplateProcessing(
+    pieces = Tokenizer(models.WordPiece({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
+    pieces.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    pieces.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
     names = {name: f"[{name[:-6].upper()}]" for name in ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")}  # fmt: skip
-    tokenizer = tf.PreTrainedTokenizerFast(tokenizer_object=words, model_max_length=positions, **names)
+    tokenizer = tf.PreTrainedTokenizerFast(tokenizer_object=pieces, model_max_length=positions, **names)
     config = tf.BertConfig(
-        vocab_size=len(VOCABULARY),
+        vocab_size=len(words),
         hidden_size=12,
         intermediate_size=16,
         num_hidden_layers=2,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from masked_folders import PAIRS, all_folders, feed, palindrome_run
+from masked_folders import PAIRS, VOCABULARY, all_folders, feed, huggingface_folder, palindrome_run
 from safetensors.torch import load_file
 
 from unforced import api
@@ -16,6 +16,7 @@ from unforced.chains.results import ChainFolder
 from unforced.cli import main
 from unforced.energy import samplers
 from unforced.energy.diagnostics import diagnose
+from unforced.energy.energies import allowed
 from unforced.energy.metropolis_hastings import MetropolisHastings
 from unforced.errors import InputError
 
@@ -244,6 +245,57 @@ def test_invalid_input(
     assert err.count("\n") == 1
     assert out == ""
     assert sorted(os.listdir(tmp_path)) == ["blank.txt", "empty.txt"]
+
+
+def test_banned_tokens_are_never_sampled(root: Path, tmp_path: Path, capsys) -> None:
+    words = ["sample", str(root / "bert"), "--length", "4", "--sweeps", "6", "--quiet"]
+    assert main([*words, "-o", str(tmp_path / "free"), "--kernel", "gibbs"]) == 0
+    free = {word for row in samples(tmp_path / "free") for word in row["output"].split()}
+    assert {"the", "##s"} & free
+    banned = ["--banned", "the", "--banned", "##.*"]
+    assert main([*words, "-o", str(tmp_path / "banned"), "--kernel", "gibbs", *banned]) == 0
+    outputs = [row["output"] for row in samples(tmp_path / "banned")]
+    assert set(" ".join(outputs).split()) == {"cat", "dog", "sleep", "un", "."}
+    assert main([*words, "-o", str(tmp_path / "banned"), "--kernel", "gibbs", "--resume"]) == 2
+    assert "banned is ['the', '##.*'] in the run and absent now" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--banned", "teh"], "'teh' is not in the vocabulary, nor does a token match it"),
+        (["--banned", "("], "'(' is neither a token nor a regular expression"),
+        (["--banned", ".*"], "all tokens are banned"),
+        (["--banned", "cat", "--start", "data"], "the data, which has a banned token"),
+    ],
+)
+def test_invalid_bans(options: list[str], message: str, root: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    feed(monkeypatch, "the cat\n")
+    words = ["sample", str(root / "bert"), "-o", str(tmp_path / "out"), "--input", "-", "--sweeps", "1", "--quiet"]
+    assert main([*words, *options]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_sentences_with_banned_tokens_set_the_length(root: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    feed(monkeypatch, "the cat sleeps\n")
+    words = ["sample", str(root / "bert"), "-o", str(tmp_path / "out"), "--input", "-", "--sweeps", "3"]
+    assert main([*words, "--banned", "cat"]) == 0
+    tokens = load_file(tmp_path / "out/checkpoints/step-00000003/model.safetensors")["tokens"]
+    assert tokens.shape[1] == 6  # [CLS], four tokens and [SEP]
+    assert not bool((tokens == 6).any())
+    err = capsys.readouterr().err
+    assert "sampling with MetropolisHastings: 3 sweeps, examples: 1, chains of each: 4, tokens: 16, device: " in err
+    assert "sweep 3 of 3" in err
+    assert "--resume --sweeps 6" in err
+
+
+def test_unused_ids_are_banned(tmp_path: Path) -> None:
+    """BERT's vocabularies have ids that stand for nothing, such as [unused7]."""
+    folder = huggingface_folder(tmp_path / "bert", words=[*VOCABULARY, "[unused0]", "[unused17]", "unused"])
+    reader = open_model(folder)
+    batch = reader.collate([reader.read("the cat")])
+    assert allowed(batch.symbols, reader.size).nonzero().flatten().tolist() == [*range(5, 15), 17]
+    assert reader.placeholder(2).gold.tolist() == [[2, 5, 5, 3]]
 
 
 def test_samplers_as_objects(root: Path, tmp_path: Path) -> None:

@@ -14,7 +14,11 @@ from unforced.chains.readers import open_model, words_of
 from unforced.cli import main
 from unforced.energy import energies
 from unforced.energy.pseudo_log_likelihood import token_scores
+from unforced.errors import InputError
 from unforced.tasks.tokenization import TextCoder
+from unforced.training.evaluation import gold_likelihoods
+from unforced.training.loading import load
+from unforced.types import Example
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +110,8 @@ def test_scores_equal_a_plain_loop_over_transformers(root: Path) -> None:
         ("conditional", "ab\tc d\nab c\n", "standard input:2: the line has no tab", 1),
         ("bert", "the zebra sleeps\n", "standard input:1: 'zebra' is not in the model's vocabulary", 0),
         ("bert", "the [MASK] sleeps\n", "standard input:1: the line has the special token [MASK]", 0),
-        ("bert", "[SEP]\n", "standard input:1: the line has only special tokens", 0),
+        ("bert", "[SEP]\n", "standard input:1: the line has the special token [SEP]", 0),
+        ("bert", "[MASK] the cat\n", "standard input:1: the line has the special token [MASK]", 0),
         ("bert", "the " * 40 + "\n", "standard input:1: the line has 42 tokens, but the model accepts at most 32", 0),
     ],
 )  # fmt: skip
@@ -117,6 +122,43 @@ def test_invalid_lines(name, text, message, before, root, monkeypatch, capsys) -
     assert message in err
     assert err.count("\n") == 1
     assert len(out.splitlines()) == before
+
+
+def test_lines_that_cannot_be_scored_are_skipped(root: Path, monkeypatch, capsys) -> None:
+    """There is one line of output for each line of input, so that files stay aligned."""
+    text, words = "the cat\nzebra\n\ndogs\n", ["score", str(root / "bert"), "--skip", "--batch", "2"]
+    feed(monkeypatch, text)
+    assert main(words) == 0
+    out, err = capsys.readouterr()
+    rows = [line.split("\t") for line in out.splitlines()]
+    assert [row[4] for row in rows] == text.splitlines()
+    assert [row[0] == "" for row in rows] == [False, True, True, False]
+    assert rows[1] == ["", "", "", "0", "zebra"]
+    assert "scored 2 lines" in err
+    assert "skipped 2 of 4 lines; standard input:2: 'zebra' is not in the model's vocabulary" in err
+    feed(monkeypatch, text)
+    assert main([*words, "--json", "--quiet"]) == 0
+    out, err = capsys.readouterr()
+    assert "scored" not in err
+    found = json_lines(out)
+    assert ["error" in row for row in found] == [False, True, True, False]
+    assert found[2]["error"].startswith("standard input:3: the line is blank")
+    feed(monkeypatch, "zebra\n\n")
+    assert main(words) == 2
+    assert "none of the lines could be scored; standard input:1: 'zebra'" in capsys.readouterr().err
+
+
+def test_likelihoods_without_a_token_are_refused(root: Path) -> None:
+    model, fitted = load(root / "masked-words")
+    with pytest.raises(InputError, match="no token of the targets can be scored"):
+        gold_likelihoods(model, fitted, [Example(None, "")], of="masked")
+
+
+def test_progress_without_a_terminal(root: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr("unforced.cli.energy.REPORT_EVERY", 0.0)
+    feed(monkeypatch, "the cat\ndogs\n")
+    assert main(["score", str(root / "bert")]) == 0
+    assert "scored 1 of 2, 0:00:0" in capsys.readouterr().err
 
 
 def test_folders_without_a_masked_model(root: Path, tmp_path: Path, monkeypatch, capsys) -> None:

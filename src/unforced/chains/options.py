@@ -44,6 +44,9 @@ class ChainOptions(Options):
     length: Count | None = None
     """Tokens of an output, if the data does not set it. Default: the most probable length under the model."""
 
+    banned: tuple[str, ...] = ()
+    """Tokens that are never sampled: names, or regular expressions that match whole names. May be repeated."""
+
     def check(self) -> None:
         if self.burn_in is not None and self.burn_in >= self.sweeps:
             raise InputError(f"burn_in must be below sweeps, {self.sweeps}, got {self.burn_in}")

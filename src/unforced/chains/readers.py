@@ -1,7 +1,8 @@
 """Masked models that read and write text, from a run folder or a folder saved by ``transformers``."""
 
+import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +27,7 @@ from unforced.training.run_folder import RunFolder
 from unforced.types import Batch, Encoded, Example
 
 UNLIMITED = 10**9  # tokenizers without a limit report a larger number
+UNUSED = re.compile(r"\[unused\d+\]")  # names of ids that stand for nothing in the vocabularies of BERT
 
 
 class Sentence(NamedTuple):
@@ -85,6 +87,21 @@ class Reader:
             return energies.canvas(batch, torch.full((len(batch),), length, device=self.device))
         with torch.no_grad():
             return energies.canvas(batch, output_lengths(self.model, batch, "sampling").squeeze(1))
+
+    def find_tokens(self, patterns: Sequence[str]) -> list[int]:
+        """Return the ids of tokens, given by name or by regular expressions that match whole names."""
+        names, found = self.token_names(range(self.size)), set()
+        for pattern in patterns:
+            ids = [i for i, name in enumerate(names) if name == pattern]
+            if not ids:
+                try:
+                    ids = [i for i, name in enumerate(names) if re.fullmatch(pattern, name)]
+                except re.error as error:
+                    raise InputError(f"{pattern!r} is neither a token nor a regular expression: {error}") from None
+            if not ids:
+                raise InputError(f"{pattern!r} is not in the vocabulary, nor does a token match it as an expression")
+            found.update(ids)
+        return sorted(found)
 
     def words(self, sentences: Sequence[Sentence], batch: Batch) -> Words:
         """Return which tokens of a batch of sentences belong to one word."""
@@ -216,25 +233,26 @@ def huggingface_reader(name: str, model: WrappedMasked, tokenizer: Any, task: Fi
     model = model.to(fastest_device()).eval()
     network: Any = model.model
     size, device = int(network.get_output_embeddings().weight.shape[0]), _device(model)
-    banned, longest = model.symbols.banned, _longest_input(network, tokenizer)
+    longest = _longest_input(network, tokenizer)
 
     def token_names(ids: Sequence[int]) -> list[str]:
         return [str(name) for name in tokenizer.convert_ids_to_tokens(list(ids))]
+
+    unused = [i for i, name in enumerate(token_names(range(size))) if UNUSED.fullmatch(name)]
+    banned = tuple(sorted({*model.symbols.banned, *unused}))
 
     def read(line: str) -> Sentence:
         text = line.strip()
         if not text:
             raise InputError("the line is blank, and an empty sentence has no energy")
-        output = tokenizer(text, verbose=False)  # a text that is too long is reported below
+        # a text that is too long is reported below
+        output = tokenizer(text, verbose=False, return_special_tokens_mask=True)
         ids: list[int] = list(output["input_ids"])
         if tokenizer.unk_token_id is not None and tokenizer.unk_token_id in ids:
             span = output.token_to_chars(0, ids.index(tokenizer.unk_token_id)) if tokenizer.is_fast else None
             part = "a word" if span is None else repr(text[span.start : span.end])
             raise InputError(f"{part} is not in the model's vocabulary")
-        free = [place for place, i in enumerate(ids) if i not in banned]
-        if not free:
-            raise InputError("the line has only special tokens")
-        special = [i for i in ids[free[0] : free[-1] + 1] if i in banned]
+        special = [i for i, added in zip(ids, output["special_tokens_mask"]) if i in banned and not added]
         if special:
             raise InputError(f"the line has the special token {token_names(special[:1])[0]}")
         if longest is not None and len(ids) > longest:
@@ -247,7 +265,8 @@ def huggingface_reader(name: str, model: WrappedMasked, tokenizer: Any, task: Fi
         ids = torch.tensor([row + [pad] * (width - len(row)) for row in rows])
         attended = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
         numbers = torch.arange(len(rows), device=device)
-        return make_batch(model, ids.to(device), attended.to(device), ids=numbers)
+        batch = make_batch(model, ids.to(device), attended.to(device), ids=numbers)
+        return replace(batch, symbols=batch.symbols._replace(banned=banned))
 
     def placeholder(length: int | None) -> Batch:
         if length is None:

@@ -6,10 +6,12 @@ folder.
 """
 
 import hashlib
+import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,6 +37,7 @@ from unforced.training.run_folder import LineLog, differences, replace_json
 from unforced.types import Batch, ChainState, Kernel
 
 CHECKPOINTS = 2  # the newest ones that are kept
+REPORT_EVERY = 10.0  # seconds
 Show = Callable[[Tensor], Sequence[str]]  # tokens [R,T] -> the text of each row
 Watch = Callable[[int, SweepInfo], None]
 T = TypeVar("T")
@@ -57,6 +60,12 @@ def sample(
     most probable one, or with ``start="data"`` the lengths of the targets.
     """
     batch = starting_batch(reader, options, lines)
+    if options.banned:
+        batch = ban_tokens(batch, reader.find_tokens(options.banned), options.start)
+    if not bool(energies.variables(batch).any()):
+        raise InputError("there is nothing to sample: no example has a token that may vary")
+    if not bool(energies.allowed(batch.symbols, reader.size).any()):
+        raise InputError("there is nothing to sample: all tokens are banned")
     tokens = starting_tokens(reader, batch, options)
     free = energies.variables(batch).repeat_interleave(options.chains, dim=0).cpu()
     facts = {
@@ -65,6 +74,7 @@ def sample(
         "weights": hash_tensors([tensor for _, tensor in sorted(reader.model.state_dict().items())]),
         "batch": hash_tensors([leaf for leaf in (batch.gold, batch.mask, batch.source) if leaf is not None]),
         "start": options.start,
+        **({"banned": list(options.banned)} if options.banned else {}),
         "starting tokens": hash_tensors([tokens]),
     }
 
@@ -72,20 +82,28 @@ def sample(
         return [reader.show(row[here].tolist()) for row, here in zip(tokens.cpu(), free)]
 
     with Display(quiet) as display:
-        bar = display.bar("sampling", total=options.sweeps)
+        bar, began, swept, reported = display.bar("sampling", total=options.sweeps), time.monotonic(), 0, -math.inf
+        display.say(
+            f"sampling with {type(sampler).__name__}: {options.sweeps} sweeps, examples: {len(batch)}, "
+            f"chains of each: {options.chains}, tokens: {int(free.sum())}, device: {batch.gold.device}"
+        )
 
         def watch(number: int, info: SweepInfo) -> None:
+            nonlocal swept, reported
+            swept, now = swept + 1, time.monotonic()
             acceptance = int(info.accepted.sum()) / max(1, int(info.proposed.sum()))
             note = f"energy {float(info.energy.mean()):.2f} · accepted {acceptance:.2f}"
             bar.move(number, note)
-            if number % options.save_every == 0 or number == options.sweeps:
-                display.log(f"sweep {number} of {options.sweeps}: {note}")
+            if now - reported > REPORT_EVERY or number == options.sweeps:
+                reported = now
+                left = timedelta(seconds=round((now - began) / swept * (options.sweeps - number)))
+                display.log(f"sweep {number} of {options.sweeps}: {note} · {left} left")
 
         kernel = sampler.kernel(reader.model, batch)
         try:
             traces = run_chains(kernel, tokens, output, options, facts=facts, show=show, resume=resume, watch=watch)
         except SystemExit:
-            display.say("interrupted; the chains are saved")
+            display.say("interrupted; the chains are saved: repeat the command with --resume to continue")
             raise
     answers = reader.answers(options.split, len(batch)) if lines is None else None
     return summarize_chains(Path(output), traces, options, sampler, answers, reader.metrics())
@@ -141,6 +159,16 @@ def _parse(lines: Iterable[bytes], most: int | None, parse: Callable[[str], T]) 
     if not found:
         raise InputError("the input has no lines")
     return found
+
+
+def ban_tokens(batch: Batch, ids: Sequence[int], start: str) -> Batch:
+    """Return the batch with more banned ids; placeholders take the place of those in the targets."""
+    symbols = batch.symbols._replace(banned=tuple(sorted({*batch.symbols.banned, *ids})))
+    found = energies.variables(batch) & torch.isin(batch.gold, torch.tensor(ids, device=batch.gold.device))
+    if start == "data" and bool(found.any()):
+        raise InputError("chains cannot start from the data, which has a banned token: choose another start")
+    gold = batch.gold.masked_fill(found, energies.first_allowed(symbols))
+    return replace(batch, gold=gold, symbols=symbols)
 
 
 def starting_tokens(reader: Reader, batch: Batch, options: ChainOptions) -> Tensor:

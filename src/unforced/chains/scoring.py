@@ -25,25 +25,43 @@ class Score(NamedTuple):
         return self.energy_raw if kind == "raw" else self.energy_local
 
 
+class Skipped(NamedTuple):
+    """A line that cannot be scored."""
+
+    text: str
+    error: str
+
+
 def score_lines(
-    reader: Reader, lines: Iterable[bytes], *, whole_words: bool = False, size: int = 32
-) -> Iterator[Score]:
+    reader: Reader, lines: Iterable[bytes], *, whole_words: bool = False, skip: bool = False, size: int = 32
+) -> Iterator[Score | Skipped]:
     """Yield the scores of UTF-8 lines in their order, computed ``size`` lines at a time.
 
-    Raise `InputError` with the line number at an invalid line, after the scores of the lines before it.
+    At a line that cannot be scored, raise `InputError` with its number, after the scores of the lines before it. With
+    ``skip`` yield `Skipped` instead.
     """
     check_value("batch", Count, size)
-    waiting: list[Sentence] = []
+    waiting: list[Sentence | Skipped] = []
     for number, line in enumerate(lines, start=1):
         try:
             waiting.append(reader.read(decode_line(line, number)))
         except InputError as error:
-            yield from score_sentences(reader, waiting, whole_words)
-            raise InputError(f"standard input:{number}: {error}") from None
+            message = f"standard input:{number}: {error}"
+            if not skip:
+                yield from _scored(reader, waiting, whole_words)
+                raise InputError(message) from None
+            waiting.append(Skipped(line.decode(errors="replace").strip(), message))
         if len(waiting) == size:
-            yield from score_sentences(reader, waiting, whole_words)
+            yield from _scored(reader, waiting, whole_words)
             waiting = []
-    yield from score_sentences(reader, waiting, whole_words)
+    yield from _scored(reader, waiting, whole_words)
+
+
+def _scored(reader: Reader, lines: Sequence[Sentence | Skipped], whole_words: bool) -> Iterator[Score | Skipped]:
+    """Yield lines with their sentences replaced by scores."""
+    scores = iter(score_sentences(reader, [line for line in lines if isinstance(line, Sentence)], whole_words))
+    for line in lines:
+        yield next(scores) if isinstance(line, Sentence) else line
 
 
 def score_sentences(reader: Reader, sentences: Sequence[Sentence], whole_words: bool) -> list[Score]:

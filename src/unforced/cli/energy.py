@@ -2,17 +2,26 @@
 
 import json
 import math
+import shlex
 import sys
+import time
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
+from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 from cyclopts import Parameter
 
 from unforced.chains.options import ChainOptions
+from unforced.errors import InputError
 from unforced.reports.tables import print_table
 
+if TYPE_CHECKING:
+    from unforced.chains.scoring import Score, Skipped
+
 CHAINS = ChainOptions()
+REPORT_EVERY = 10.0  # seconds
 
 
 def score(
@@ -21,9 +30,11 @@ def score(
     *,
     energy: Literal["raw", "local"] | None = None,
     whole_words: bool = False,
+    skip: bool = False,
     json_: Annotated[bool, Parameter(name="--json")] = False,
     checkpoint: str = "best",
     batch: int = 32,
+    quiet: bool = False,
 ) -> None:
     """Score sentences from standard input, one per line, with a masked model.
 
@@ -39,27 +50,60 @@ def score(
         Write only this energy.
     whole_words
         For the pseudo-log-likelihood, mask a token with all later tokens of its word (PLL-word-l2r).
+    skip
+        Write a line with empty columns for a line that cannot be scored, instead of stopping there.
     json_
         Write JSON objects, with the log-probability of every token.
     checkpoint
         best, last, or the name of a checkpoint of the run.
     batch
         Lines scored together.
+    quiet
+        Show no progress and no summary.
     """
     from unforced.chains.readers import open_model
-    from unforced.chains.scoring import score_lines
+    from unforced.chains.scoring import Skipped, score_lines
 
     kinds: tuple[Literal["raw", "local"], ...] = ("raw", "local") if energy is None else (energy,)
-    reader = open_model(model, checkpoint)
-    for found in score_lines(reader, sys.stdin.buffer, whole_words=whole_words, size=batch):
-        values = {f"energy_{kind}": found.energy(kind) for kind in kinds}
-        values["pseudo_log_likelihood"] = found.pseudo_log_likelihood
-        if json_:
-            data = {"sentence": found.text, **values, "tokens": found.tokens}
-            print(json.dumps(data, ensure_ascii=False), flush=True)
+    columns = [*(f"energy_{kind}" for kind in kinds), "pseudo_log_likelihood"]
+    reader, source = open_model(model, checkpoint), sys.stdin.buffer
+    lines = source.readlines() if source.seekable() else source  # a pipe is scored line by line
+    scores: Iterable[Score | Skipped] = score_lines(reader, lines, whole_words=whole_words, skip=skip, size=batch)
+    if not quiet and not sys.stdout.isatty():
+        scores = _with_progress(scores, len(lines) if isinstance(lines, list) else None)
+    scored, errors = 0, []
+    for found in scores:
+        if isinstance(found, Skipped):
+            errors.append(found.error)
+            data: dict[str, Any] = {"error": found.error}
+            cells = [""] * len(columns) + ["0"]
         else:
-            numbers = (f"{value:.4f}" for value in values.values())
-            print(*numbers, len(found.tokens), found.text, sep="\t", flush=True)
+            scored += 1
+            values = dict(zip(columns, [*map(found.energy, kinds), found.pseudo_log_likelihood]))
+            data = {**values, "tokens": found.tokens}
+            cells = [*(f"{value:.4f}" for value in values.values()), str(len(found.tokens))]
+        text = json.dumps({"sentence": found.text, **data}, ensure_ascii=False)
+        print(text if json_ else "\t".join([*cells, found.text]), flush=True)
+    if errors and not scored:
+        raise InputError(f"none of the lines could be scored; {errors[0]}")
+    if not quiet:
+        command = f"unforced sample {shlex.quote(str(model))} -o chains{' --length 8' if reader.task is None else ''}"
+        print(f"scored {scored} lines; lower energies are more probable. To sample: {command}", file=sys.stderr)
+    if errors:
+        print(f"unforced: skipped {len(errors)} of {scored + len(errors)} lines; {errors[0]}", file=sys.stderr)
+
+
+def _with_progress(scores: "Iterable[Score | Skipped]", total: int | None) -> "Iterator[Score | Skipped]":
+    """Yield the scores; every ten seconds print how many there are, and the time left if the total is known."""
+    began = reported = time.monotonic()
+    for done, score in enumerate(scores, start=1):
+        yield score
+        now = time.monotonic()
+        if now - reported > REPORT_EVERY:
+            reported = now
+            left = (now - began) / done * ((total or done) - done)
+            rest = "" if total is None else f" of {total}, {timedelta(seconds=round(left))} left"
+            print(f"scored {done}{rest}", file=sys.stderr)
 
 
 class KernelOptions(TypedDict, total=False):
@@ -156,6 +200,12 @@ def sample(
         print_table(("what", "value"), summary.rows())
     for warning in summary.warnings():
         print(f"unforced: {warning}", file=sys.stderr)
+    if not quiet:
+        print(
+            f"sequences of {chains.sweeps} sweeps are in {output / 'samples.jsonl'}; "
+            f"to add sweeps, repeat the command with --resume --sweeps {2 * chains.sweeps}",
+            file=sys.stderr,
+        )
 
 
 def _finite(value: Any) -> Any:

@@ -41,6 +41,12 @@ def allowed(symbols: Symbols, size: int, device: torch.device | str | None = Non
     return token_mask(size, special_ids(symbols), device)
 
 
+def first_allowed(symbols: Symbols) -> int:
+    """Return the first id that a variable may take, as a placeholder."""
+    excluded = {symbols.pad, *special_ids(symbols)}
+    return next(i for i in range(len(excluded) + 1) if i not in excluded)
+
+
 def variables(batch: Batch) -> Tensor:
     """Return the positions [B,T] (bool) whose tokens vary: all but padding, the end symbol and other special tokens.
 
@@ -56,8 +62,6 @@ def variables(batch: Batch) -> Tensor:
 def canvas(batch: Batch, lengths: Tensor) -> Batch:
     """Replace the targets by placeholders with ``lengths`` [B] variables, followed by the end symbol if there is one.
 
-    The placeholder is the first allowed id.
-
     >>> gold = torch.zeros(2, 1, dtype=torch.long)
     >>> batch = Batch.of_gold(gold, gold > 0, Symbols(pad=0, bos=1, eos=2, banned=(0, 1)))
     >>> canvas(batch, torch.tensor([2, 1])).gold
@@ -65,11 +69,9 @@ def canvas(batch: Batch, lengths: Tensor) -> Batch:
             [3, 2, 0]])
     """
     symbols = batch.symbols
-    excluded = {symbols.pad, *special_ids(symbols)}
-    placeholder = next(i for i in range(len(excluded) + 1) if i not in excluded)
     sizes = lengths if symbols.eos is None else lengths + 1
     mask = length_mask(sizes, max(1, int(sizes.max())) if len(sizes) else 1)
-    gold = torch.full(mask.shape, placeholder, dtype=torch.long, device=lengths.device)
+    gold = torch.full(mask.shape, first_allowed(symbols), dtype=torch.long, device=lengths.device)
     if symbols.eos is not None:
         gold.scatter_(1, lengths.unsqueeze(1), symbols.eos)
     gold = gold.masked_fill(~mask, symbols.pad)

@@ -162,7 +162,10 @@ def gold_likelihoods(
     def length(example: Encoded) -> int:
         return len(example.target)
 
-    return map_examples(rows, model, fitted, examples, length, batch_rows, accelerator)
+    found = map_examples(rows, model, fitted, examples, length, batch_rows, accelerator)
+    if not any(row.tokens for row in found):
+        raise InputError("no token of the targets can be scored: all are special tokens, or the targets are empty")
+    return found
 
 
 def map_examples(
