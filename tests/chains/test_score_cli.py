@@ -1,8 +1,6 @@
 """``unforced score``: sentences in, energies and pseudo-log-likelihoods out."""
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -155,10 +153,10 @@ def test_likelihoods_without_a_token_are_refused(root: Path) -> None:
 
 
 def test_progress_without_a_terminal(root: Path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr("unforced.cli.energy.REPORT_EVERY", 0.0)
+    monkeypatch.setattr("unforced.training.progress.EVERY", 0.0)
     feed(monkeypatch, "the cat\ndogs\n")
     assert main(["score", str(root / "bert")]) == 0
-    assert "scored 1 of 2, 0:00:0" in capsys.readouterr().err
+    assert "scored 1 of 2 lines, 0 s left" in capsys.readouterr().err
 
 
 def test_folders_without_a_masked_model(root: Path, tmp_path: Path, monkeypatch, capsys) -> None:
@@ -180,18 +178,6 @@ def test_folders_without_a_masked_model(root: Path, tmp_path: Path, monkeypatch,
         out, err = capsys.readouterr()
         assert message in err.splitlines()[-1], name
         assert out == ""
-
-
-@pytest.mark.parametrize("command", ["score", "sample"])
-def test_help_imports_no_torch(command: str) -> None:
-    code = (
-        "import sys; from unforced.cli import main; code = main()\n"
-        "print(sorted({'torch', 'numpy', 'transformers'} & set(sys.modules)), file=sys.stderr); sys.exit(code)"
-    )
-    done = subprocess.run([sys.executable, "-c", code, command, "--help"], capture_output=True, text=True)
-    assert done.returncode == 0
-    assert "--energy" in done.stdout
-    assert done.stderr.splitlines()[-1] == "[]"
 
 
 def test_words_of() -> None:

@@ -6,12 +6,10 @@ folder.
 """
 
 import hashlib
-import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,12 +30,11 @@ from unforced.tasks.files import decode_line
 from unforced.training import checkpoints
 from unforced.training.checkpoints import Checkpoint, step_name
 from unforced.training.distributed import catch_signals
-from unforced.training.progress import Display
+from unforced.training.progress import Display, duration
 from unforced.training.run_folder import LineLog, differences, replace_json
 from unforced.types import Batch, ChainState, Kernel
 
 CHECKPOINTS = 2  # the newest ones that are kept
-REPORT_EVERY = 10.0  # seconds
 Show = Callable[[Tensor], Sequence[str]]  # tokens [R,T] -> the text of each row
 Watch = Callable[[int, SweepInfo], None]
 T = TypeVar("T")
@@ -82,21 +79,20 @@ def sample(
         return [reader.show(row[here].tolist()) for row, here in zip(tokens.cpu(), free)]
 
     with Display(quiet) as display:
-        bar, began, swept, reported = display.bar("sampling", total=options.sweeps), time.monotonic(), 0, -math.inf
+        bar, began, swept = display.bar("sampling", total=options.sweeps), time.monotonic(), 0
         display.say(
             f"sampling with {type(sampler).__name__}: {options.sweeps} sweeps, examples: {len(batch)}, "
             f"chains of each: {options.chains}, tokens: {int(free.sum())}, device: {batch.gold.device}"
         )
 
         def watch(number: int, info: SweepInfo) -> None:
-            nonlocal swept, reported
-            swept, now = swept + 1, time.monotonic()
+            nonlocal swept
+            swept += 1
             acceptance = int(info.accepted.sum()) / max(1, int(info.proposed.sum()))
             note = f"energy {float(info.energy.mean()):.2f} · accepted {acceptance:.2f}"
             bar.move(number, note)
-            if now - reported > REPORT_EVERY or number == options.sweeps:
-                reported = now
-                left = timedelta(seconds=round((now - began) / swept * (options.sweeps - number)))
+            if display.line_due() or number == options.sweeps:
+                left = duration((time.monotonic() - began) / swept * (options.sweeps - number))
                 display.log(f"sweep {number} of {options.sweeps}: {note} · {left} left")
 
         kernel = sampler.kernel(reader.model, batch)

@@ -7,21 +7,19 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 from cyclopts import Parameter
 
 from unforced.chains.options import ChainOptions
-from unforced.errors import InputError
+from unforced.errors import InputError, write_error
 from unforced.reports.tables import print_table
 
 if TYPE_CHECKING:
     from unforced.chains.scoring import Score, Skipped
 
 CHAINS = ChainOptions()
-REPORT_EVERY = 10.0  # seconds
 
 
 def score(
@@ -88,22 +86,23 @@ def score(
         raise InputError(f"none of the lines could be scored; {errors[0]}")
     if not quiet:
         command = f"unforced sample {shlex.quote(str(model))} -o chains{' --length 8' if reader.task is None else ''}"
-        print(f"scored {scored} lines; lower energies are more probable. To sample: {command}", file=sys.stderr)
+        write_error(f"scored {scored} lines; lower energies are more probable. To sample: {command}\n")
     if errors:
-        print(f"unforced: skipped {len(errors)} of {scored + len(errors)} lines; {errors[0]}", file=sys.stderr)
+        write_error(f"unforced: skipped {len(errors)} of {scored + len(errors)} lines; {errors[0]}\n")
 
 
 def _with_progress(scores: "Iterable[Score | Skipped]", total: int | None) -> "Iterator[Score | Skipped]":
     """Yield the scores; every ten seconds print how many there are, and the time left if the total is known."""
+    from unforced.training.progress import EVERY, duration
+
     began = reported = time.monotonic()
     for done, score in enumerate(scores, start=1):
         yield score
         now = time.monotonic()
-        if now - reported > REPORT_EVERY:
+        if now - reported > EVERY:
             reported = now
-            left = (now - began) / done * ((total or done) - done)
-            rest = "" if total is None else f" of {total}, {timedelta(seconds=round(left))} left"
-            print(f"scored {done}{rest}", file=sys.stderr)
+            left = duration((now - began) / done * ((total or done) - done))
+            write_error(f"scored {done}{'' if total is None else f' of {total} lines, {left} left'}\n")
 
 
 class KernelOptions(TypedDict, total=False):
@@ -199,12 +198,11 @@ def sample(
     else:
         print_table(("what", "value"), summary.rows())
     for warning in summary.warnings():
-        print(f"unforced: {warning}", file=sys.stderr)
+        write_error(f"unforced: {warning}\n")
     if not quiet:
-        print(
+        write_error(
             f"sequences of {chains.sweeps} sweeps are in {output / 'samples.jsonl'}; "
-            f"to add sweeps, repeat the command with --resume --sweeps {2 * chains.sweeps}",
-            file=sys.stderr,
+            f"to add sweeps, repeat the command with --resume --sweeps {2 * chains.sweeps}\n"
         )
 
 
