@@ -8,7 +8,7 @@ import pytest
 
 import unforced
 from unforced.cli import main
-from unforced.diagnosis.diagnose import REMEDIES
+from unforced.diagnosis.remedies import CONTINUED, REMEDIES
 
 
 @pytest.fixture(scope="module")
@@ -73,3 +73,17 @@ def test_the_report_and_the_picture_show_the_diagnosis(run: Path, capsys: pytest
     text = page.read_text()
     assert "what each remedy could win" in text
     assert text.count('aria-label="history: ') == 1
+
+
+def test_trials_are_compared_with_more_training(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diagnose", str(run), "--split", "train", "--try", "--quiet"]) == 0
+    trials = [line.split("\t") for line in capsys.readouterr().out.splitlines() if "-try-" in line]
+    assert len(trials) == 2
+    for name, _, gain, interval, folder in trials:
+        assert name in REMEDIES
+        low, high = interval.strip("[]").replace("−", "-").split(", ")
+        assert float(low) <= float(gain.replace("−", "-")) <= float(high)
+        assert Path(folder).is_dir()
+    assert run.with_name(f"{run.name}-try-{CONTINUED}").is_dir()
+    assert main(["diagnose", str(run), "--split", "train", "--try", "--quiet"]) == 0  # finished trials are read
+    assert [line.split("\t") for line in capsys.readouterr().out.splitlines() if "-try-" in line] == trials

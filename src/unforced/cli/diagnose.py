@@ -1,8 +1,11 @@
 """The command that measures what each remedy could win on a trained model."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from unforced.reports.diagnosis import diagnosis_table
+from cyclopts import Parameter
+
+from unforced.errors import InputError
+from unforced.reports.diagnosis import diagnosis_table, trial_rows
 from unforced.reports.tables import print_table
 
 
@@ -13,6 +16,7 @@ def diagnose(
     split: Literal["train", "dev", "test"] = "dev",
     examples: int = 1000,
     checkpoint: str = "best",
+    try_: Annotated[bool, Parameter(name="--try")] = False,
     quiet: bool = False,
 ) -> None:
     """Measure what each remedy could win on a trained model, without training it.
@@ -29,14 +33,21 @@ def diagnose(
         Number of examples, evenly spread.
     checkpoint
         best, last, or the name of a checkpoint.
+    try_
+        Also train the two remedies with the largest headroom, and more of the same training, for a quarter of the
+        run's updates each, and print what they won.
     quiet
         Do not show progress.
     """
     from unforced.diagnosis import diagnose as diagnosis
+    from unforced.diagnosis.remedies import command_to_try, promising, try_remedies
 
     trained = diagnosis.open_trained(source, overrides, checkpoint)
+    if try_ and trained.run is None:
+        raise InputError("--try continues a training, so it needs a run folder")
     found = diagnosis.diagnose(trained, split=split, most=examples, quiet=quiet)
-    table = diagnosis_table(found.to_json())
+    data = found.to_json()
+    table = diagnosis_table(data)
     print(table.title)
     print_table(table.header, table.rows)
     for name, finding in found.findings.items():
@@ -45,11 +56,12 @@ def diagnose(
         print(found.too_early)
     if trained.run is None:
         return
-    print(
-        f"with details in {trained.run.path / 'diagnosis.json'}; unforced plot diagnosis {trained.run.path} draws them"
-    )
-    promising = [name for name, finding in found.findings.items() if finding.headroom.low > 0]
-    for name in promising:
-        print(f"try for {name}: {diagnosis.command_to_try(name, trained.run.path)}")
-    if not promising:
+    run = trained.run.path
+    print(f"with details in {run / 'diagnosis.json'}; unforced plot diagnosis {run} draws them")
+    for name in promising(data):
+        print(f"try for {name}: {command_to_try(name, run)}")
+    if not promising(data):
         print("no remedy promises a gain beyond chance")
+    elif try_:
+        header = ("remedy for", "headroom", "gain over more training", "95 % interval", "run")
+        print_table(header, trial_rows(data, try_remedies(run, data, quiet=quiet)))

@@ -1,6 +1,5 @@
 """Diagnose a trained model: run all measurements, and say which remedy could win how much."""
 
-import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,21 +23,6 @@ from unforced.training.loading import build_network, fastest_device, load
 from unforced.training.progress import Display
 from unforced.training.run_folder import RunFolder
 from unforced.types import Example
-
-REMEDIES = {  # finding -> the objective to try
-    "history": ("objective=parallel_scheduled_sampling",),
-    "normalisation": (
-        "objective=soft_beam",
-        "objective.scores=global",
-        "objective.clip=0.1",
-        "decoding.raw_beam.method=beam",
-        "decoding.raw_beam.scores=global",
-        "training.validate=raw_beam",
-    ),
-    "search": ("objective=soft_beam", "objective.clip=0.1"),
-    "ranking": ("objective=minimum_risk",),
-    "confidence": ("objective=token_smoothing",),
-}
 
 
 class Trained(NamedTuple):
@@ -124,14 +108,6 @@ def diagnose(
     if trained.run is not None:
         trained.run.write_diagnosis(found.to_json())
     return found
-
-
-def command_to_try(name: str, run: Path) -> str:
-    """Return the command that continues a run with the remedy for a finding."""
-    target = run.with_name(f"{run.name}-{name}")
-    return shlex.join(
-        ["unforced", "train", str(run), *REMEDIES[name], f"training.warm_start={run}", "--run", str(target)]
-    )
 
 
 def still_improving(events: Sequence[Mapping[str, Any]], metric: str, higher_is_better: bool) -> str | None:

@@ -1,14 +1,17 @@
 """The table and the figures of a diagnosis, from diagnosis.json."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unforced.errors import InputError
 from unforced.reports.figures import Line, Panel, draw_panels, inline_figure, panel_figure
 from unforced.reports.tables import TextTable, bounds, number
 from unforced.training.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from unforced.diagnosis.remedies import Trial
 
 ROWS = ("history", "normalisation", "search", "ranking", "confidence")
 
@@ -24,6 +27,15 @@ def diagnosis_table(found: Mapping[str, Any]) -> TextTable:
         rows.append((name, number(finding["headroom"], places, sign=True), interval, finding["unit"]))
     title = f"{found['metric']} on {found['examples']} examples of {found['split']}"
     return TextTable(title, ("what", "headroom", "95 % interval", "unit"), tuple(rows), (False, True, True, False))
+
+
+def trial_rows(found: Mapping[str, Any], trials: Sequence["Trial"]) -> list[tuple[str, ...]]:
+    """Return what each remedy promised and what it won."""
+    rows: list[tuple[str, ...]] = []
+    for name, run, gain in trials:
+        headroom, interval = found[name]["headroom"], bounds(gain.low, gain.high, sign=True)
+        rows.append((name, number(headroom, sign=True), number(gain.value, sign=True), interval, str(run)))
+    return rows
 
 
 def diagnosis_panels(found: Mapping[str, Any]) -> dict[str, list[Panel]]:
