@@ -121,8 +121,8 @@ def test_order_and_failures_of_runs(
         needs |= {"broken": ()}
     runs = planned(tmp_path, needs)
     done = [run for run in runs if run.label == "done"]
-    outcomes = list(execute(runs, pretend, done=done, jobs=jobs, display=Display()))
-    ended = {outcome.run.label: outcome.failure for outcome in outcomes}
+    outcomes = execute(runs, pretend, done=done, jobs=jobs, display=Display())
+    ended = {run.label: failure for run, failure in outcomes}
     failures = {"wrong": "a file is missing", "broken": "a bug"}
     if jobs > 1:
         failures = {"killed": "its process was ended by SIGKILL"}
@@ -137,8 +137,8 @@ def test_order_and_failures_of_runs(
 
 @pytest.mark.slow
 def test_process_that_cannot_start_is_a_failed_run(tmp_path: Path) -> None:
-    (outcome,) = execute(planned(tmp_path, {"a": ()}), Refuses(), jobs=2, display=Display(quiet=True))
-    assert outcome.failure == "its process ended with code 3"
+    ((_, failure),) = execute(planned(tmp_path, {"a": ()}), Refuses(), jobs=2, display=Display(quiet=True))
+    assert failure == "its process ended with code 3"
 
 
 class Refuses:

@@ -187,20 +187,6 @@ def test_a_full_disk_at_any_moment_leaves_the_others(
     checkpoints.read(newest)
 
 
-def test_a_read_only_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = RunFolder(tmp_path)
-    good = publish(run, 1)
-
-    def refuse(*arguments: Any, **options: Any) -> None:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
-    monkeypatch.setattr(os, "mkdir", refuse)
-    with pytest.raises(InputError, match="step-00000002: can't be written: Read-only file system"):
-        publish(run, 2)
-    monkeypatch.undo()
-    assert checkpoints.newest(run) == good
-
-
 def test_the_mean_of_checkpoints(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     mean = checkpoints.average([publish(run, step) for step in (1, 2, 6)])

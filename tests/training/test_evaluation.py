@@ -1,6 +1,5 @@
 """Decoding a split, scoring it and writing the result."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from toy_training import Copier, CopyCodec, CopyTask, Greedy, copies
 
 from unforced.errors import InputError
 from unforced.protocols import FittedTask
-from unforced.training.evaluation import evaluate, source_text, write_evaluation
+from unforced.training.evaluation import evaluate, write_evaluation
 from unforced.training.run_folder import RunFolder
 from unforced.types import Batch, Hypotheses
 
@@ -95,10 +94,3 @@ def test_predictions_and_scores_are_written_as_designed(tmp_path: Path) -> None:
     assert not scores["metrics"]["wrong"]["higher_is_better"]
     with pytest.raises(ValueError, match="zip"):
         write_evaluation(run, "test", "greedy", Greedy(), found, examples[:-1], FITTED.codec)
-
-
-def test_readable_sources() -> None:
-    assert source_text(None) is None
-    assert source_text(["a", "b"]) == "a b"
-    assert json.dumps(source_text(np.int64(3))) == "3"
-    assert source_text(np.zeros((1, 2, 2))) is None

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toy_training import Noisy, Run, Slow, content, join
+from toy_training import Noisy, Run, content, join
 
 from unforced.objectives.parallel_scheduled_sampling import ParallelScheduledSampling
 from unforced.objectives.scheduled_sampling import ScheduledSampling
@@ -113,24 +113,6 @@ def test_signals_save_and_exit(folder: Path, number: int, code: int) -> None:
     assert run.samples()[-1]["step"] == int(saved.split("-")[1])  # the very last update was saved
     assert stopped.finish() == [0]
     assert whole.finish() == [0]
-    assert content(stopped.folder) == content(whole.folder)
-
-
-@pytest.mark.slow
-def test_a_signal_during_validation_stops_it_and_it_is_repeated(folder: Path) -> None:
-    options = {**OPTIONS, "save_every": None, "epochs": 1}
-    whole = Run(folder / "whole", options, SETTINGS)
-    stopped = Run(folder / "stopped", options, {**SETTINGS, "decoder": Slow(str(folder / "validating"))})
-    (child,) = stopped.start()
-    wait_for(lambda: (folder / "validating").exists(), child)
-    os.kill(child.pid, signal.SIGTERM)
-    assert join([child]) == [143]
-    run = RunFolder(stopped.folder)
-    assert [path.name for path in run.checkpoints()] == ["step-00000007"]
-    assert run.events("dev") == []
-    assert stopped.finish() == [0]
-    assert whole.finish() == [0]
-    assert [event["step"] for event in run.events("dev")][:1] == [7]
     assert content(stopped.folder) == content(whole.folder)
 
 

@@ -156,17 +156,3 @@ def test_a_log_that_lost_lines_is_not_continued(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="has 3 bytes but had 10 when the checkpoint was saved"):
         run_folder.LineLog(tmp_path / "log", size=10)
     assert (tmp_path / "log").read_text() == "{}\n"
-
-
-def test_a_read_only_place_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = created(tmp_path / "run")
-    before = snapshot(run.path)
-
-    def refuse(*arguments: object, **options: object) -> int:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
-    monkeypatch.setattr(os, "open", refuse)
-    with pytest.raises(InputError, match="run: can't be written: Read-only file system"), run.writing(resume=True):
-        pass
-    monkeypatch.undo()
-    assert snapshot(run.path) == before

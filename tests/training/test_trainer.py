@@ -4,7 +4,6 @@ import errno
 import io
 import itertools
 import os
-import shutil
 import signal
 import threading
 import time
@@ -81,15 +80,6 @@ def test_the_window_of_a_log_line_is_the_mean_over_its_tokens(folder: Path) -> N
     assert two[0]["grad_norm"] == pytest.approx((one[0]["grad_norm"] + one[1]["grad_norm"]) / 2, rel=1e-6)
 
 
-def test_accumulation_does_not_change_training(folder: Path) -> None:
-    losses = []
-    for accumulate in (1, 4):
-        made = recipe(options=Training(**SHORT, accumulate=accumulate), dropout=0.0, double=True)
-        train(made, folder / str(accumulate), quiet=True)
-        losses.append([event["loss"] for event in RunFolder(folder / str(accumulate)).events("train")])
-    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
-
-
 @pytest.mark.parametrize("gradient", [False, True])
 def test_a_loss_that_is_no_number_stops_at_its_step(folder: Path, gradient: bool) -> None:
     options = Training(**{**SHORT, "log_every": 100}, save_every=2, validate_every=100, log_samples=True)
@@ -153,12 +143,35 @@ def test_a_checkpoint_is_written_before_its_scores_are_shown(folder: Path, monke
     assert [number for text, number in saved if "development" in text] == [1, 2]
 
 
-def test_the_same_limit_holds_for_all_splits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["train", "dev"])
+def test_the_same_limit_holds_for_all_splits(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     read = CopyTask.read
     long = Examples([Example("a" * 500, "a")])
-    monkeypatch.setattr(CopyTask, "read", lambda self, split: long if split == "dev" else read(self, split))
-    with pytest.raises(InputError, match="dev example 0 has 502 source and target tokens"):
+    monkeypatch.setattr(CopyTask, "read", lambda self, split: long if split == name else read(self, split))
+    with pytest.raises(InputError, match=f"{name} example 0 has 502 source and target tokens"):
         train(recipe(options=Training(**SHORT)), folder / "run", quiet=True)
+    assert not (folder / "run").exists()
+
+
+def test_a_signal_stops_a_search_and_the_validation_is_repeated(folder: Path) -> None:
+    waiting: list[int] = []
+
+    def decoder(model: Any, batch: Any, *, rng: Any = None) -> Any:
+        if waiting:
+            signal.raise_signal(waiting.pop())
+            raise AssertionError("the search continues")
+        return Greedy()(model, batch, rng=rng)
+
+    made = recipe(options=Training(**SHORT, log_samples=True), decoder=decoder, objective=Noisy())
+    train(made, folder / "whole", quiet=True)
+    waiting.append(signal.SIGTERM)
+    made = recipe(options=Training(**SHORT, log_samples=True), decoder=decoder, objective=Noisy())
+    with pytest.raises(SystemExit, match="143"):
+        train(made, folder / "stopped", quiet=True)
+    assert RunFolder(folder / "stopped").events("dev") == []
+    made = recipe(options=Training(**SHORT, log_samples=True), decoder=decoder, objective=Noisy())
+    train(made, folder / "stopped", resume=True, quiet=True)
+    assert content(folder / "stopped") == content(folder / "whole")
 
 
 def test_a_run_that_is_resumed_with_other_threads_has_no_number_of_them(folder: Path) -> None:
@@ -221,19 +234,6 @@ def test_a_full_disk_ends_the_run_with_the_reason_and_it_can_go_on(
     assert content(folder / "full") == content(folder / "whole")
 
 
-def test_logs_are_cut_back_to_the_checkpoint(folder: Path) -> None:
-    options = Training(**SHORT, log_samples=True)
-    train(recipe(options=options), folder / "whole", quiet=True)
-    train(recipe(options=options), folder / "run", quiet=True)
-    run = RunFolder(folder / "run")
-    (folder / "run" / "finished.json").unlink()
-    shutil.rmtree(run.checkpoints()[-1])
-    with open(folder / "run" / "metrics.jsonl", "a") as file:
-        file.write('{"kind": "tra')
-    train(recipe(options=options), folder / "run", resume=True, quiet=True)
-    assert content(folder / "run") == content(folder / "whole")
-
-
 def test_the_mean_of_the_last_checkpoints_becomes_the_best(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scores = iter([0.5, 0.5, 0.6, 0.6, 0.9, 0.1])
     monkeypatch.setattr(Exact, "score", lambda self, sums: next(scores))
@@ -255,12 +255,6 @@ def test_tensorboard_gets_the_numbers(folder: Path) -> None:
     events.Reload()
     logged = [event["loss"] for event in RunFolder(folder / "run").events("train")]
     assert [event.value for event in events.Scalars("train/loss")] == pytest.approx(logged, rel=1e-6)
-
-
-def test_an_example_longer_than_a_batch_is_refused_before_anything_is_written(folder: Path) -> None:
-    with pytest.raises(InputError, match="more than a batch may hold"):
-        train(recipe(options=Training(batch_tokens=10)), folder / "run", quiet=True)
-    assert not (folder / "run").exists()
 
 
 @pytest.mark.parametrize(

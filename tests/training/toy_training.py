@@ -6,7 +6,6 @@ import random
 import shutil
 import signal
 import socket
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -164,19 +163,6 @@ class Greedy:
         ends = torch.cat([found, torch.full_like(ids, SYMBOLS.eos)], dim=1) == SYMBOLS.eos
         lengths = ends.int().argmax(dim=1, keepdim=True).clamp(max=self.longest - 1) + 1
         return Hypotheses(found.unsqueeze(1), lengths, total, total)
-
-
-@dataclass(frozen=True)
-class Slow:
-    """Greedy, after leaving a file that says so and waiting a little."""
-
-    mark: str
-    seconds: float = 0.3
-
-    def __call__(self, model: Any, batch: Batch, *, rng: torch.Generator | None = None) -> Hypotheses:
-        Path(self.mark).touch()
-        time.sleep(self.seconds)
-        return Greedy()(model, batch, rng=rng)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ import traceback
 from collections.abc import Callable, Collection, Generator, MutableSequence, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
-from typing import NamedTuple
 
 from rich.text import Text
 
@@ -21,17 +20,10 @@ Make = Callable[[Planned, bool], None]  # trains and scores a run, quietly if th
 PAUSE = 0.2  # seconds between checks of signals
 
 
-class Outcome(NamedTuple):
-    """The end of a run; ``failure`` is the reason if it failed."""
-
-    run: Planned
-    failure: str = ""
-
-
 def execute(
     planned: Sequence[Planned], make: Make, *, done: Collection[Planned] = (), jobs: int = 1, display: Display
-) -> Generator[Outcome]:
-    """Make the runs that are not ``done``, up to ``jobs`` at a time, and yield each when it has ended.
+) -> Generator[tuple[Planned, str]]:
+    """Make the runs that are not ``done``, up to ``jobs`` at a time; yield each when it has ended, and why it failed.
 
     A run starts after those that it needs; if one of these fails, it fails too. With one job, runs are made in this
     process. With several, each is made in a process of its own, with its share of the threads. SIGTERM and SIGINT are
@@ -44,11 +36,11 @@ def execute(
         failed = [label for label in run.needs if failures.get((label, run.seed))]
         return f"it needs {failed[0]}, which failed" if failed else ""
 
-    def end(run: Planned, failure: str) -> Outcome:
+    def end(run: Planned, failure: str) -> tuple[Planned, str]:
         failures[run.label, run.seed] = failure
         state = f"failed: {failure}" if failure else "finished"
         display.say(f"[{len(failures)}/{len(planned)}] {run.label}, seed {run.seed}: {state}")
-        return Outcome(run, failure)
+        return run, failure
 
     if jobs == 1:
         for run in waiting:

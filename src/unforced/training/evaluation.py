@@ -90,9 +90,13 @@ def evaluate(
     """Decode the examples and compute every metric of the task.
 
     Targets are removed before decoding unless ``decoder.reads_gold`` is true. Random numbers depend only on the seed
-    and the number of the example, so results do not depend on the batch size or the number of processes. With an ``accelerator`` of several processes, each processes a part and all return the whole. ``predictions=False``
-    skips decoding if no metric needs outputs. ``final=False`` skips metrics that are meant for final scores only.
-    ``after_batch`` is called with the number of decoded examples.
+    and the number of the example, so results do not depend on the batch size or the number of processes.
+
+    Args:
+        accelerator: With several processes, each processes a part of the examples and all return the whole.
+        predictions: If false, decode only if a metric needs outputs.
+        final: If false, skip metrics that are meant for final scores only.
+        after_batch: Called with the number of decoded examples.
     """
     if not examples:
         raise InputError("there are no examples to evaluate on")
@@ -298,8 +302,8 @@ def write_evaluation(
 def source_text(source: Any) -> str | int | None:
     """Write a raw source for a reader: text unchanged, tokens joined by spaces, classes as numbers, images as None.
 
-    >>> source_text(("a", "b")), source_text("ab"), source_text(3)
-    ('a b', 'ab', 3)
+    >>> source_text(("a", "b")), source_text(np.int64(3)), source_text(np.zeros((1, 2, 2)))
+    ('a b', 3, None)
     """
     if source is None or isinstance(source, str):
         return source

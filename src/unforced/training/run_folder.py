@@ -101,18 +101,7 @@ def _parse(text: str, path: Path, line: int) -> Any:
 
 
 class LineLog:
-    """A file to which JSON lines are appended; it is truncated to ``size`` bytes when it is opened.
-
-    >>> import tempfile
-    >>> path = Path(tempfile.mkdtemp()) / "log.jsonl"
-    >>> with LineLog(path) as log:
-    ...     log.append({"step": 1})
-    ...     size = log.sync()
-    ...     log.append({"step": 2})
-    >>> LineLog(path, size=size).close()
-    >>> read_lines(path)
-    [{'step': 1}]
-    """
+    """A file to which JSON lines are appended; it is truncated to ``size`` bytes when it is opened."""
 
     def __init__(self, path: Path, size: int = 0) -> None:
         self.path = path
@@ -157,23 +146,10 @@ BEFORE_RUN = {"lock", "recipe.toml", "codec.json"}  # files of a writer that was
 
 
 class RunFolder:
-    """The files of one run. Reading raises `InputError` if a file is missing or broken.
-
-    >>> import tempfile
-    >>> run = RunFolder(tempfile.mkdtemp())
-    >>> with run.writing():
-    ...     run.create(recipe='name = "toy"', info={"seed": 1, "facts": {}}, codec={})
-    >>> run.info()
-    {'format': 2, 'seed': 1, 'facts': {}}
-    >>> run.finished() is None
-    True
-    """
+    """The files of one run. Reading raises `InputError` if a file is missing or broken."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-
-    def __repr__(self) -> str:
-        return f"RunFolder({str(self.path)!r})"
 
     # Reading
 

@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from unforced import __version__
 from unforced.errors import InputError
 from unforced.protocols import Codec, ReadsFiles
 from unforced.recipes.recipe import Recipe, flatten
@@ -118,12 +119,13 @@ def describe(
     recipe: Recipe, facts: Mapping[str, Any], model: nn.Module, splits: Mapping[str, Examples], device: torch.device
 ) -> dict[str, Any]:
     """Return the content of run.json."""
+    libraries = {library: version(library) for library in ("torch", "accelerate", "safetensors", "numpy")}
     return {
         "name": recipe.name,
         "variant": recipe.baseline,
         "seed": recipe.seeds[0],
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "versions": {"python": platform.python_version(), **_versions()},
+        "versions": {"python": platform.python_version(), "unforced": __version__, **libraries},
         "device": str(device),
         "threads": torch.get_num_threads(),
         "world": facts["world"],
@@ -134,13 +136,3 @@ def describe(
         },
         "facts": dict(facts),
     }
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for package in ("unforced", "torch", "accelerate", "safetensors", "numpy"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "unknown"
-    return found

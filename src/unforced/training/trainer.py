@@ -293,7 +293,7 @@ class Trainer:
         split. ``stop`` is added to the sums, so that a signal to one process reaches all of them.
         """
         parts, idle = self.parts(rows)
-        sums: dict[str, tuple[Any, Any]] = {"stop": (float(self.signals.received is not None), 1.0)}
+        sums: dict[str, tuple[Any, Any]] = {"stop": (self.signals.received is not None, 1)}
         for i, part in enumerate(parts):
             with nullcontext() if i == len(parts) - 1 else self.accelerator.no_sync(self.module):
                 encoded = [self.setup.encoded[row] for row in part]
@@ -302,8 +302,8 @@ class Trainer:
                 loss = times_zero(loss) if idle else loss
                 self.accelerator.backward(loss.total)
             for name, (total, number) in [("loss", (loss.total.detach(), loss.count)), *loss.metrics.items()]:
-                before = sums.get(name, (0.0, 0.0))
-                sums[name] = (before[0] + total, before[1] + number)
+                before = sums.get(name)
+                sums[name] = (total, number) if before is None else (before[0] + total, before[1] + number)
         names = sorted(sums)
         numbers = [torch.as_tensor(x, dtype=self.wide, device=self.device) for name in names for x in sums[name]]
         return names, torch.stack(numbers)
