@@ -39,12 +39,12 @@ def measure_normalisation(subject: Subject) -> Finding:
                 pools[kind] = found
         log_probs, raw = interval(subject.metric.score, rows["local"]), subject.gain(rows["global"], rows["local"])
         curve.append({"width": width, "log_probs": points(log_probs), "raw": points(raw)})
-    candidates = [merge(*pair) for pair in zip(pools["local"], pools["global"])]
+    candidates = [merge_candidates(*pair) for pair in zip(pools["local"], pools["global"])]
     statistics = subject.candidate_statistics(candidates)  # [N,K,D]
     scores = np.stack(subject.map(lambda batch: candidate_scores(subject, batch, candidates)))
-    base = pick(statistics, scores, np.zeros(len(scores)))
+    base = pick_candidates(statistics, scores, np.zeros(len(scores)))
     weights = fit_weights(subject, statistics, scores)
-    headroom = subject.gain(pick(statistics, scores, weights), base)
+    headroom = subject.gain(pick_candidates(statistics, scores, weights), base)
     _, tokens, log_z, squares = np.sum(gold_likelihoods(subject.model, subject.task, subject.examples), axis=0)
     mean = log_z / tokens
     details = {
@@ -64,7 +64,7 @@ def measure_normalisation(subject: Subject) -> Finding:
 # Candidates of finished outputs
 
 
-def merge(local: Found, raw: Found) -> list[Ids]:
+def merge_candidates(local: Found, raw: Found) -> list[Ids]:
     """Return the outputs of both searches, 2K in all; the first stands in for those that do not exist."""
     pairs = [*zip(local.outputs, local.scores), *zip(raw.outputs, raw.scores)]
     return [output if score > -np.inf else local.outputs[0] for output, score in pairs]
@@ -97,7 +97,7 @@ def _log_p_and_z(model: Any, features: Tensor, tokens: Tensor) -> Tensor:
     return torch.stack([scores.gather(1, tokens.unsqueeze(1)).squeeze(1) - log_z, log_z], dim=1)
 
 
-def pick(statistics: np.ndarray, scores: np.ndarray, weights: np.ndarray) -> np.ndarray:
+def pick_candidates(statistics: np.ndarray, scores: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """Return the rows [N,D] of each example's best candidate by log p + λ log Z, with the weights λ [N]."""
     chosen = (scores[:, :, 0] + weights[:, None] * scores[:, :, 1]).argmax(axis=1)
     rows: np.ndarray = statistics[np.arange(len(statistics)), chosen]
@@ -112,7 +112,7 @@ def fit_weights(subject: Subject, statistics: np.ndarray, scores: np.ndarray) ->
     for own in (0, 1):
         other = half != own
         found = [
-            sign * subject.score(pick(statistics[other], scores[other], np.full(int(other.sum()), weight)))
+            sign * subject.score(pick_candidates(statistics[other], scores[other], np.full(int(other.sum()), weight)))
             for weight in by_size
         ]
         weights[half == own] = by_size[int(np.argmax(found))]

@@ -22,8 +22,7 @@ def measure_search(subject: Subject) -> Finding:
     are model errors, which no better search repairs.
     """
     targets, target_rows = subject.golds, subject.statistics(subject.golds)
-    scores = target_scores(subject)
-    curve, repaired, found_rows = [], target_rows, target_rows
+    scores, curve = target_scores(subject), []
     for width in WIDTHS:
         found = subject.decode(Beam(beam=width))
         rows = subject.statistics([each.outputs[0] for each in found])
@@ -34,9 +33,10 @@ def measure_search(subject: Subject) -> Finding:
         entry["length_ratio"] = sum(len(each.outputs[0]) for each in found) / max(1, sum(map(len, targets)))
         curve.append(entry)
         if width == REFERENCE:
-            repaired, found_rows, share = np.where(missed[:, None], target_rows, rows), rows, entry["search_errors"]
+            headroom = subject.gain(np.where(missed[:, None], target_rows, rows), rows)
+            share = entry["search_errors"]
     meaning = f"With a beam of {REFERENCE} the search misses a target with a higher score in {share:.1f} % of examples."
-    return Finding("search", subject.gain(repaired, found_rows), "points", meaning, {"by_width": curve})
+    return Finding("search", headroom, "points", meaning, {"by_width": curve})
 
 
 def target_scores(subject: Subject) -> list[float]:

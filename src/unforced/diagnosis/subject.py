@@ -84,8 +84,7 @@ class Subject:
         def found(batch: Batch) -> list[Found]:
             result = decoder(self.model, batch, rng=generator(batch.gold.device, self.seed))
             outputs = [result.ids(symbols, best) for best in range(result.tokens.shape[1])]
-            lengths, scores = result.lengths.tolist(), result.scores.tolist()
-            return [Found([each[i] for each in outputs], lengths[i], scores[i]) for i in range(len(batch))]
+            return [Found([each[i] for each in outputs], scores) for i, scores in enumerate(result.scores.tolist())]
 
         return self.map(found)
 
@@ -141,5 +140,4 @@ class Found(NamedTuple):
     """The outputs of an example, best first."""
 
     outputs: list[Ids]  # without end symbols
-    lengths: list[int]  # number of tokens, end symbols included
     scores: list[float]  # what they are ranked by
