@@ -395,6 +395,7 @@ def test_progress(
 ) -> None:
     monkeypatch.setenv("TTY_COMPATIBLE", str(int(terminal)))
     monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr("unforced.training.progress.EVERY", 0.0)
     train(recipe(options=Training(**SHORT)), folder / "a")
     text = capsys.readouterr().err
     assert (
@@ -402,7 +403,8 @@ def test_progress(
     )
     assert "development: exact" in text
     assert "finished after 0 s; best exact" in text
-    assert ("step 1 of" in text) != terminal  # lines only where there is no bar
+    for line in ("step 1 of 12: ", "step 2 of 12: ", " s left\n", "decoded 20 of 20 examples"):
+        assert (line in text) != terminal  # lines only where there is no bar
     assert text.count("tokens/s") >= 1
     train(recipe(options=Training(**SHORT)), folder / "b", quiet=True)
     printed = capsys.readouterr()
@@ -437,6 +439,9 @@ def test_signals() -> None:
     worker.start()
     worker.join()
     assert [signal.getsignal(number) for number in numbers] == before
+    with catch_signals() as signals:
+        signal.raise_signal(signal.SIGHUP)  # the terminal is lost
+        assert signals.exit_code == 129
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with catch_signals() as signals:
         signal.raise_signal(signal.SIGINT)

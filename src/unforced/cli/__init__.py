@@ -15,7 +15,7 @@ from unforced.cli.diagnose import diagnose
 from unforced.cli.energy import sample, score
 from unforced.cli.inspect import data, list_, plot, show
 from unforced.cli.train import compare, decode, evaluate, report, train
-from unforced.errors import InputError, plain_warnings
+from unforced.errors import InputError, plain_warnings, write_error
 
 app = App(
     name="unforced",
@@ -88,4 +88,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def print_error(error: Exception) -> None:
-    print(f"unforced: {' '.join(str(error).split())}", file=sys.stderr)
+    write_error(f"unforced: {' '.join(str(error).split())}\n")

@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection, wait
 
 from rich.text import Text
 
-from unforced.errors import InputError, plain_warnings
+from unforced.errors import InputError, plain_warnings, write_error
 from unforced.experiments.plan import Planned
 from unforced.training.distributed import catch_signals
 from unforced.training.progress import Display
@@ -85,7 +85,7 @@ def attempt(make: Make, run: Planned, quiet: bool) -> str:
     except InputError as error:
         return " ".join(str(error).split())
     except Exception as error:
-        traceback.print_exc()
+        write_error(traceback.format_exc())
         return " ".join(str(error).split()) or type(error).__name__
     return ""
 
@@ -133,8 +133,7 @@ class Worker:
         with os.fdopen(os.dup(output.fileno()), "rb") as lines, output:
             for line in lines:
                 if text := line.decode(errors="replace").rstrip():
-                    with suppress(OSError, SystemExit):  # no one reads this process's output any more
-                        self.display.console.print(Text(f"{self.name}: {text}"), soft_wrap=True)
+                    self.display.console.print(Text(f"{self.name}: {text}"), soft_wrap=True)
 
 
 def _work(

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, is_dataclass
 from functools import partial
 from numbers import Integral
@@ -85,7 +86,7 @@ def evaluate(
     accelerator: Accelerator | None = None,
     predictions: bool = True,
     final: bool = True,
-    after_batch: Callable[[int], None] | None = None,
+    display: Display | None = None,
 ) -> Evaluation:
     """Decode the examples and compute every metric of the task.
 
@@ -96,7 +97,7 @@ def evaluate(
         accelerator: With several processes, each processes a part of the examples and all return the whole.
         predictions: If false, decode only if a metric needs outputs.
         final: If false, skip metrics that are meant for final scores only.
-        after_batch: Called with the number of decoded examples.
+        display: Where progress is shown; by default a new one, unless ``quiet``.
     """
     if not examples:
         raise InputError("there are no examples to evaluate on")
@@ -118,9 +119,16 @@ def evaluate(
     began = time.perf_counter()
     decoded: list[tuple[list[int], float]] = []
     if predictions or not all(isinstance(metric, LikelihoodMetric) for metric in metrics):
-        with Display(quiet or after_batch is not None) as display:
-            report = after_batch or display.bar("decoding", total=len(examples)).move
+        with Display(quiet) if display is None else nullcontext(display) as shown:
+            bar = shown.bar("decoding", total=len(examples))
+
+            def report(done: int) -> None:
+                bar.move(done)
+                if shown.line_due():
+                    shown.say(f"decoded {done} of {len(examples)} examples")
+
             decoded = map_examples(best, model, fitted, inputs, length, batch_rows, accelerator, report)
+            bar.close()
     seconds = time.perf_counter() - began
     outputs = [fitted.codec.decode(ids) for ids, _ in decoded]
     answers = [example.answers for example in examples]

@@ -49,7 +49,7 @@ class Display:
         self.quiet = quiet
         self.console = Console(file=ErrorStream())  # type: ignore[arg-type]  # a stream without a file
         self.live = not quiet and (self.console.is_terminal or self.steps is not None)
-        self._next_line = 0.0
+        self._next_line = time.monotonic() + EVERY
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -85,7 +85,7 @@ class Display:
             self.say(text)
 
     def line_due(self) -> bool:
-        """Return whether to print a line of progress: at once, then every 10 seconds, if no bars are shown."""
+        """Return whether to print a line of progress: every 10 seconds, if no bars are shown."""
         now = time.monotonic()
         if self.quiet or self.live or now < self._next_line:
             return False

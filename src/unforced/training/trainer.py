@@ -275,11 +275,11 @@ class Trainer:
         if state.offset == len(batches):
             state.epoch, state.offset = state.epoch + 1, 0
         log = state.step % self.options.log_every == 0 or state.step == self.total
-        line = self.display.line_due()
+        line = self.display.line_due() or state.step == self.first + 1
         stop = self.read_updates() if log or self.reading_due(line) else False
         state.seconds += time.perf_counter() - began
         if line and state.window:
-            self.display.say(f"step {state.step} of {self.total}: {self.measured()}, {self.time_left()} left")
+            self.display.log(f"step {state.step} of {self.total}: {self.measured()}, {self.time_left()} left")
         if log:
             self.write_log(rate)
         if stop:
@@ -400,7 +400,7 @@ class Trainer:
         With ``ties`` weights with an equal score become the best too: they were trained longer. A line about the scores
         is returned too.
         """
-        state, bar = self.state, self.display.bar("validating", total=len(self.dev))
+        state = self.state
         alone = self.accelerator.num_processes == 1
         with self.signals.raised_at_once() if alone else nullcontext():
             found = evaluate(
@@ -412,9 +412,8 @@ class Trainer:
                 accelerator=self.accelerator,
                 predictions=False,
                 final=False,
-                after_batch=bar.move,
+                display=self.display,
             )
-        bar.close()
         scores = on_main(self.accelerator, lambda: found.scores)
         first = found.metrics[0]
         score = scores[first.name]
