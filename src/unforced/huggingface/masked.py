@@ -42,8 +42,8 @@ class WrappedMasked(WrappedModel):
         """[...,H] -> [...,V], by everything that the model does after its body."""
         if not self.body:
             return features
-        flat = features.reshape(1, -1, features.shape[-1])
-        return score_features(self.model, (self.body,), flat).view(*features.shape[:-1], -1)
+        scores = score_features(self.model, (self.body,), features.reshape(1, -1, features.shape[-1]))
+        return scores.view(*features.shape[:-1], scores.shape[-1])
 
     def _run(self, module: Any, batch: Batch, tokens: Tensor, masked: Tensor) -> Any:
         inputs = {"input_ids": tokens.masked_fill(masked, self.mask_token)}
