@@ -152,6 +152,21 @@ def test_likelihoods_without_a_token_are_refused(root: Path) -> None:
         gold_likelihoods(model, fitted, [Example(None, "")], of="masked")
 
 
+@pytest.mark.parametrize("name", LINES)
+def test_batches_are_on_the_models_device(name: str, root: Path, monkeypatch) -> None:
+    monkeypatch.setattr("unforced.chains.readers.fastest_device", lambda: torch.device("meta"))
+    reader = open_model(root / name)
+    sentences = [reader.read(line) for line in LINES[name][:2]]
+    batches = [reader.collate(sentences)]
+    if reader.takes_source:
+        batches.append(reader.sources(["ab", "b"]))
+    for batch in batches:
+        tensors = [leaf for leaf in vars(batch).values() if isinstance(leaf, torch.Tensor)]
+        assert all(leaf.is_meta for leaf in tensors)
+    if name != "field-0.4":
+        assert reader.words(sentences, batches[0]).numbers.is_meta
+
+
 def test_progress_without_a_terminal(root: Path, monkeypatch, capsys) -> None:
     monkeypatch.setattr("unforced.training.progress.EVERY", 0.0)
     feed(monkeypatch, "the cat\ndogs\n")
