@@ -146,7 +146,7 @@ def test_invalid_measures() -> None:
 
 
 def test_final_metrics_are_computed_on_the_test_split_only(tmp_path: Path) -> None:
-    wishes = (
+    overrides = (
         'task={name="hmm", alphabet=3, length=3, size=20, held_out=10, measures=["pseudo_nll", "final_nll"]}',
         'model={name="field", hidden=4, embedding=4}',
         "training.steps=1",
@@ -154,7 +154,7 @@ def test_final_metrics_are_computed_on_the_test_split_only(tmp_path: Path) -> No
         "baseline=pll_1k",
         "seeds=[1]",
     )
-    recipe = load("energy_hmm", wishes, "pll_1k")
+    recipe = load("energy_hmm", overrides, "pll_1k")
     result = compare([recipe], tmp_path, quiet=True)
     scores = {
         split: json.loads(next(tmp_path.glob(f"*/*/scores/{split}-*.json")).read_text())["metrics"]
@@ -189,7 +189,7 @@ def small_lstm(task: Task) -> tuple[Any, FittedTask]:
 
 
 def direct(model: Any, fitted: FittedTask) -> list[np.ndarray]:
-    """log Z at each gold token of each development example, one example at a time."""
+    """log Z at each target token of each development example, one example at a time."""
     model.eval()
     found = []
     for example in fitted.task.read("dev"):
@@ -212,7 +212,7 @@ def test_a_known_set() -> None:
 
 @pytest.mark.parametrize("task", TASKS)
 def test_a_task_reports_them(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Behind the task's own metrics, from one pass over the gold, and the same whatever the batches."""
+    """They follow the task's own metrics, come from one pass over the targets, and do not depend on batches."""
     passes: list[int] = []
 
     def counted(*arguments: Any, **options: Any) -> Any:

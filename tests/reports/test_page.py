@@ -150,7 +150,7 @@ def test_metrics_of_objectives_are_means_over_seeds(make_run: Make, tmp_path: Pa
 
 
 def test_a_run_without_scores_has_curves_and_no_tables(make_run: Make, tmp_path: Path) -> None:
-    """Its lock tells whether it is running; only `compare` makes pages that reload."""
+    """A lock that a process holds marks a run as running. Only `compare` writes pages that reload."""
     run = make_run("a", 1, finished=False)
     page = Page(write_report([run], tmp_path / "report.html").read_text())
     assert "No run has been evaluated yet." in page.text

@@ -111,12 +111,12 @@ def test_a_sentence_says_who_won(comparison: Comparison) -> None:
     assert verdicts(replace(comparison, rows=(replace(better, cost=None),)))[0].endswith("[−1.50, −0.50] against base.")
     assert verdicts(replace(three, rows=(base, close)))[0].endswith("against base, at the same training cost.")
     higher = replace(three, measures=(Measure("error", True, ""),))
-    assert verdicts(higher) == ["no variant beats base in error; close and a|b<i> are worse."]
+    assert verdicts(higher) == ["No variant beats base in error; close and a|b<i> are worse."]
     chance = replace(better, cells={"error": replace(better.cells["error"], p_value=0.03)})
     assert verdicts(replace(comparison, rows=(base, chance)))[0].startswith("a|b<i> wins")
     # of two tests, the smaller p-value must be below 2.5 %
     assert verdicts(replace(comparison, rows=(base, chance, replace(chance, variant="c")))) == [
-        "no variant differs from base in error beyond chance."
+        "No variant differs from base in error beyond chance."
     ]
     assert verdicts(replace(comparison, rows=(base,))) == []
 

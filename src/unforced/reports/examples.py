@@ -109,15 +109,15 @@ def mark_differences(output: str, answers: Sequence[str]) -> list[Piece]:
     if not answers:
         return [Piece(output, "same")]
     between = separator(output, *answers)
-    units, *golds = (text.split() if between else list(text) for text in (output, *answers))
-    matchers = [(difflib.SequenceMatcher(None, gold, units, autojunk=False), gold) for gold in golds]
-    nearest, gold = max(matchers, key=lambda pair: pair[0].ratio())
+    units, *references = (text.split() if between else list(text) for text in (output, *answers))
+    matchers = [(difflib.SequenceMatcher(None, each, units, autojunk=False), each) for each in references]
+    nearest, reference = max(matchers, key=lambda pair: pair[0].ratio())
     pieces = []
     for tag, a, b, c, d in nearest.get_opcodes():
         if d > c:
             pieces.append(Piece(between.join(units[c:d]), "same" if tag == "equal" else "wrong"))
         if b > a and tag != "equal":
-            pieces.append(Piece(between.join(gold[a:b]), "missing"))
+            pieces.append(Piece(between.join(reference[a:b]), "missing"))
     return pieces
 
 

@@ -271,9 +271,9 @@ def _verdict(comparison: Comparison, measure: Measure, found: Sequence[Change]) 
     certain = [change for change in found if change.p_value * len(found) < 1 - comparison.level]
     better = [change for change in certain if sign * change.value > 0]
     if not certain:
-        return f"no variant differs from {baseline} in {name} beyond chance."
+        return f"No variant differs from {baseline} in {name} beyond chance."
     if not better:
-        return f"no variant beats {baseline} in {name}; {_are(change.variant for change in certain)} worse."
+        return f"No variant beats {baseline} in {name}; {_are(change.variant for change in certain)} worse."
     best = max(better, key=lambda change: sign * change.score)
     places = decimals(row.cells[name].mean for row in comparison.rows if name in row.cells)
     words = f"{best.variant} wins {name}" + (f" with {best.decoder}: " if best.decoder != DASH else ": ")
