@@ -4,7 +4,6 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -21,9 +20,11 @@ from unforced.experiments.statistics import WIDE, WIDE_PERMUTATIONS, add_statist
 from unforced.metrics.significance import paired_test
 from unforced.recipes.recipe import Recipe, load
 from unforced.reports.page import write_comparison_page
+from unforced.tasks.codecs import BaseCodec
 from unforced.tasks.pairs import Pairs
 from unforced.training import run_folder
-from unforced.training.run_folder import FORMAT, digest
+from unforced.training.evaluation import Evaluation, Scored, write_evaluation
+from unforced.training.run_folder import RunFolder, digest
 from unforced.training.run_identity import expected_facts, training_data_fact
 
 HEAD = """
@@ -101,24 +102,14 @@ class Stub:
         for split, decoder in missing:
             examples = run.recipe.task.read(split)
             outputs = [f"{e.target} x" if rng.random() < error else e.target for e in examples]
-            rows = [
-                {"id": i, "source": e.source, "answers": list(e.answers), "output": o, "log_prob": 0.0}
-                for i, (e, o) in enumerate(zip(examples, outputs))
-            ]
-            metrics: dict[str, Any] = {}
+            metrics = []
             for metric in run.recipe.task.metrics():
-                found = metric.statistics(outputs, [e.answers for e in examples])
-                metrics[metric.name] = {
-                    "score": float(metric.score(found.sum(axis=0))), "higher_is_better": metric.higher_is_better,
-                    "signature": metric.signature(), "statistics": found.tolist(),
-                }  # fmt: skip
-            options = {"name": "Decoder", **asdict(run.recipe.decoding[decoder])}
-            scores = {"split": split, "decoder": decoder, "options": options, "examples": len(rows), "metrics": metrics}
-            for kind in ("predictions", "scores"):
-                (folder / kind).mkdir(exist_ok=True)
-            text = "".join(json.dumps(row) + "\n" for row in rows)
-            (folder / "predictions" / f"{split}-{decoder}.jsonl").write_text(text)
-            (folder / "scores" / f"{split}-{decoder}.json").write_text(json.dumps(scores))
+                rows = metric.statistics(outputs, [e.answers for e in examples])
+                score = float(metric.score(rows.sum(axis=0)))
+                metrics.append(Scored(metric.name, score, metric.higher_is_better, metric.signature(), rows))
+            found = Evaluation(outputs, [0.0] * len(outputs), metrics, 1.0)
+            method = run.recipe.decoding[decoder]
+            write_evaluation(RunFolder(folder), split, decoder, method, found, examples, BaseCodec())
 
     def compare(self, recipes: Sequence[Recipe], root: Path, **options: Any) -> Any:
         settings: dict[str, Any] = {"quiet": True, "samples": 100, "permutations": 200}
@@ -127,17 +118,14 @@ class Stub:
 
 def begin(run: Planned) -> None:
     """Write a run folder as training leaves it before its end."""
-    run.folder.mkdir(parents=True, exist_ok=True)
-    (run.folder / "recipe.toml").write_text(run.recipe.to_toml())
     train = run.recipe.task.read("train")
     codec = run.recipe.task.fit(train)
     facts = expected_facts(run.recipe) | {
         "training data": training_data_fact([codec.encode(example) for example in train]),
         "vocabulary": digest(codec.to_json()),
     }
-    info = {"format": FORMAT, "name": run.recipe.name, "variant": run.recipe.baseline, "seed": run.seed, "facts": facts}
-    (run.folder / "run.json").write_text(json.dumps(info))
-    (run.folder / "codec.json").write_text(json.dumps(codec.to_json()))
+    info = {"name": run.recipe.name, "variant": run.recipe.baseline, "seed": run.seed, "facts": facts}
+    RunFolder(run.folder).create(recipe=run.recipe.to_toml(), info=info, codec=codec.to_json())
     events = [{"kind": "train", "step": s, "loss": 1 / s, "nll": 1 / s} for s in (10, 20)]
     (run.folder / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
 

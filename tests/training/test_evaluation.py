@@ -7,14 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from toy_training import Copier, CopyCodec, CopyTask, Greedy, copies
+from toy_training import Copier, CopyCodec, CopyTask, copies
 
+from unforced.decoding.greedy import Greedy
 from unforced.errors import InputError
 from unforced.protocols import FittedTask
 from unforced.training.evaluation import evaluate, write_evaluation
 from unforced.training.run_folder import RunFolder
 from unforced.types import Batch, Hypotheses
 
+GREEDY = Greedy(max_length=12)
 FITTED = FittedTask(CopyTask(), CopyCodec())  # type: ignore[arg-type]
 
 
@@ -42,10 +44,10 @@ class Spy:
 
 def test_outputs_come_in_the_order_of_the_examples_whatever_the_batches() -> None:
     examples, net = copies(50, 1), model()
-    whole = evaluate(net, FITTED, examples, Greedy(), quiet=True)
+    whole = evaluate(net, FITTED, examples, GREEDY, quiet=True)
     assert len(whole.outputs) == len(whole.log_probs) == 50
     for rows in (1, 7):
-        other = evaluate(net, FITTED, examples, Greedy(), batch_rows=rows, quiet=True)
+        other = evaluate(net, FITTED, examples, GREEDY, batch_rows=rows, quiet=True)
         assert other.outputs == whole.outputs
         assert other.log_probs == pytest.approx(whole.log_probs, rel=1e-5)
     assert net.training
@@ -65,7 +67,7 @@ def test_the_decoder_sees_no_target_and_similar_lengths_together() -> None:
 
 def test_nothing_to_evaluate_on() -> None:
     with pytest.raises(InputError, match="no examples"):
-        evaluate(model(), FITTED, [], Greedy(), quiet=True)
+        evaluate(model(), FITTED, [], GREEDY, quiet=True)
 
 
 def test_predictions_and_scores_are_written_as_designed(tmp_path: Path) -> None:
@@ -73,8 +75,8 @@ def test_predictions_and_scores_are_written_as_designed(tmp_path: Path) -> None:
     with run.writing():
         run.create(recipe="", info={}, codec={})
     examples = copies(5, 1)
-    found = evaluate(model(), FITTED, examples, Greedy(), quiet=True)
-    write_evaluation(run, "test", "greedy", Greedy(), found, examples, FITTED.codec)
+    found = evaluate(model(), FITTED, examples, GREEDY, quiet=True)
+    write_evaluation(run, "test", "greedy", GREEDY, found, examples, FITTED.codec)
     rows = run.predictions("test", "greedy")
     assert [set(row) for row in rows] == [{"id", "source", "answers", "output", "log_prob"}] * 5
     assert [(row["id"], row["source"], row["answers"]) for row in rows] == [
@@ -84,7 +86,7 @@ def test_predictions_and_scores_are_written_as_designed(tmp_path: Path) -> None:
     assert {key: scores[key] for key in ("split", "decoder", "options", "examples")} == {
         "split": "test",
         "decoder": "greedy",
-        "options": {"name": "Greedy", "longest": 12},
+        "options": {"name": "Greedy", "min_length": 0, "max_length": 12},
         "examples": 5,
     }
     exact = scores["metrics"]["exact"]
@@ -93,4 +95,4 @@ def test_predictions_and_scores_are_written_as_designed(tmp_path: Path) -> None:
     assert exact["score"] == found.scores["exact"]
     assert not scores["metrics"]["wrong"]["higher_is_better"]
     with pytest.raises(ValueError, match="zip"):
-        write_evaluation(run, "test", "greedy", Greedy(), found, examples[:-1], FITTED.codec)
+        write_evaluation(run, "test", "greedy", GREEDY, found, examples[:-1], FITTED.codec)

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 import torch
-from toy_training import CopyCodec, CopyTask, Exact, Greedy, Noisy, Poisoned, content, copies, recipe
+from toy_training import CopyCodec, CopyTask, Exact, Noisy, Poisoned, content, copies, recipe
 
+from unforced.decoding.greedy import Greedy
 from unforced.errors import InputError
 from unforced.objectives.cross_entropy import CrossEntropy
 from unforced.objectives.label_smoothing import LabelSmoothing
@@ -160,7 +161,7 @@ def test_a_signal_stops_a_search_and_the_validation_is_repeated(folder: Path) ->
         if waiting:
             signal.raise_signal(waiting.pop())
             raise AssertionError("the search continues")
-        return Greedy()(model, batch, rng=rng)
+        return Greedy(max_length=12)(model, batch, rng=rng)
 
     made = recipe(options=Training(**SHORT, log_samples=True), decoder=decoder, objective=Noisy())
     train(made, folder / "whole", quiet=True)
@@ -266,7 +267,7 @@ def test_tensorboard_gets_the_numbers(folder: Path) -> None:
         ({"letters": "abcdefghi"}, r"vocabulary is 11 symbols \w+ in the run and 12 symbols \w+ now; parameters is"),
         ({"width": 8}, "parameters is"),
         ({"examples": 50}, "training data is 60 examples"),
-        ({"decoder": Greedy(3)}, r"decoding.greedy is Greedy\(longest=12\) in the run and Greedy\(longest=3\) now"),
+        ({"decoder": Greedy(max_length=3)}, "decoding.greedy.max_length is 12 in the run and 3 now"),
     ],
 )  # fmt: skip
 def test_a_run_is_not_resumed_with_other_settings(folder: Path, change: Any, message: str) -> None:
@@ -383,7 +384,7 @@ def test_only_some_development_examples(folder: Path) -> None:
 
     def decoder(model: Any, batch: Any, *, rng: Any = None) -> Any:
         seen.extend(batch.ids.tolist())
-        return Greedy()(model, batch, rng=rng)
+        return Greedy(max_length=12)(model, batch, rng=rng)
 
     train(recipe(options=Training(**{**SHORT, "epochs": 1}, dev_examples=5), decoder=decoder), folder, quiet=True)
     assert sorted(seen) == [0, 1, 2, 3, 4]

@@ -1,4 +1,4 @@
-"""A copying task, a small model and a greedy decoder that implement the protocols, and jobs made of them."""
+"""A copying task and a small model that implement the protocols, and runs of them."""
 
 import multiprocessing
 import os
@@ -15,20 +15,22 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from unforced.decoding.greedy import Greedy
 from unforced.decoding.teacher_forcing import gold_scores
 from unforced.errors import InputError
 from unforced.objectives.cross_entropy import CrossEntropy
 from unforced.ops import random_streams
 from unforced.recipes.recipe import Recipe, Variant
+from unforced.tasks.codecs import BaseCodec
 from unforced.training.options import Training
 from unforced.training.run_folder import RunFolder, read_json
 from unforced.training.trainer import train
-from unforced.types import Batch, DecoderState, Encoded, Example, Examples, Hypotheses, Loss, Sizes, Symbols
+from unforced.types import Batch, DecoderState, Encoded, Example, Examples, Loss, Sizes, Symbols
 
 SYMBOLS = Symbols(pad=0, bos=1, eos=2, banned=(0, 1))
 
 
-class CopyCodec:
+class CopyCodec(BaseCodec):
     """Letters are numbers from 3 on; ``letters`` is the vocabulary."""
 
     def __init__(self, letters: str = "abcdefgh") -> None:
@@ -44,21 +46,8 @@ class CopyCodec:
         target = [] if example.target is None else [self.letters.index(x) + 3 for x in example.target] + [2]
         return Encoded(source, target)
 
-    def collate(self, encoded: Sequence[Encoded], ids: Sequence[int]) -> Batch:
-        gold = padded([list(example.target) for example in encoded])
-        source = padded([example.source for example in encoded])
-        return Batch.of_gold(
-            gold, gold != 0, SYMBOLS, source=source, source_mask=source != 0, ids=torch.tensor(list(ids))
-        )
-
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(self.letters[i - 3] for i in ids)
-
-    def parse(self, line: str) -> str:
-        return line
-
-    def show(self, output: str) -> str:
-        return output
 
     def to_json(self) -> dict[str, Any]:
         return {"letters": self.letters}
@@ -66,11 +55,6 @@ class CopyCodec:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "CopyCodec":
         return cls(**data)
-
-
-def padded(rows: list[list[int]]) -> Tensor:
-    width = max(1, *map(len, rows)) if rows else 1
-    return torch.tensor([row + [0] * (width - len(row)) for row in rows])
 
 
 @dataclass(frozen=True)
@@ -145,27 +129,6 @@ class Copier(nn.Module):
 
 
 @dataclass(frozen=True)
-class Greedy:
-    """The best token at each step, at most ``longest`` of them."""
-
-    longest: int = 12
-
-    def __call__(self, model: Any, batch: Batch, *, rng: torch.Generator | None = None) -> Hypotheses:
-        state, ids, total, tokens = model.start(batch), torch.full((len(batch), 1), SYMBOLS.bos), 0.0, []
-        for _ in range(self.longest):
-            features, state = model.advance(state, model.embed(ids))
-            log_probs = model.score(features[:, -1]).log_softmax(-1)
-            log_probs[:, list(SYMBOLS.banned)] = -torch.inf
-            best, ids = log_probs.max(dim=-1, keepdim=True)
-            tokens.append(ids)
-            total = total + best
-        found = torch.cat(tokens, dim=1)
-        ends = torch.cat([found, torch.full_like(ids, SYMBOLS.eos)], dim=1) == SYMBOLS.eos
-        lengths = ends.int().argmax(dim=1, keepdim=True).clamp(max=self.longest - 1) + 1
-        return Hypotheses(found.unsqueeze(1), lengths, total, total)
-
-
-@dataclass(frozen=True)
 class Noisy:
     """Cross-entropy with random weights for the examples, so that the objective's generator matters."""
 
@@ -234,7 +197,7 @@ def recipe(
         model=model.double() if double else model,
         objective=objective or CrossEntropy(),
         training=options,
-        decoding={"greedy": decoder or Greedy()},
+        decoding={"greedy": decoder or Greedy(max_length=12)},
         variants=(Variant("toy"),),
     )
 
