@@ -114,20 +114,3 @@ def test_signals_save_and_exit(folder: Path, number: int, code: int) -> None:
     assert stopped.finish() == [0]
     assert whole.finish() == [0]
     assert content(stopped.folder) == content(whole.folder)
-
-
-def test_a_damaged_newest_checkpoint_is_written_again(folder: Path) -> None:
-    whole, damaged = Run(folder / "whole", OPTIONS, SETTINGS), Run(folder / "damaged", OPTIONS, SETTINGS)
-    assert whole.finish() == [0]
-    (child,) = damaged.start()
-    wait_for(lambda: len(RunFolder(damaged.folder).events("dev")) == 2, child)
-    child.kill()
-    child.join()
-    newest = RunFolder(damaged.folder).checkpoints()[-1]
-    file = newest / "model.safetensors"
-    data = bytearray(file.read_bytes())
-    data[-3] ^= 16
-    file.write_bytes(data)
-    assert damaged.finish() == [0]
-    assert (newest.parent / newest.name.replace("step", "damaged")).is_dir()
-    assert content(damaged.folder) == content(whole.folder)

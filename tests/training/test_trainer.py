@@ -17,7 +17,6 @@ from toy_training import CopyCodec, CopyTask, Exact, Noisy, Poisoned, content, c
 
 from unforced.decoding.greedy import Greedy
 from unforced.errors import InputError
-from unforced.objectives.cross_entropy import CrossEntropy
 from unforced.objectives.label_smoothing import LabelSmoothing
 from unforced.objectives.sequence_smoothing import SequenceSmoothing
 from unforced.objectives.token_sequence_smoothing import TokenSequenceSmoothing
@@ -28,7 +27,7 @@ from unforced.training.distributed import Interrupted, catch_signals
 from unforced.training.options import Training
 from unforced.training.progress import Display
 from unforced.training.run_folder import RunFolder
-from unforced.training.trainer import Trainer, train
+from unforced.training.trainer import train
 from unforced.types import Example, Examples
 
 SHORT: dict[str, Any] = {"epochs": 2, "batch_tokens": 150, "log_every": 2, "learning_rate": 0.01}
@@ -154,7 +153,17 @@ def test_the_same_limit_holds_for_all_splits(folder: Path, monkeypatch: pytest.M
     assert not (folder / "run").exists()
 
 
-def test_a_signal_stops_a_search_and_the_validation_is_repeated(folder: Path) -> None:
+@pytest.mark.parametrize(
+    "objective",
+    [
+        Noisy(),
+        TokenSmoothing(tau=0.1, vectors="co-occurrence", nearest=4),
+        SequenceSmoothing(reward="cider", tau=0.1, proposal_tau=0.5, samples=3),
+    ],
+    ids=lambda objective: type(objective).__name__,
+)
+def test_a_signal_stops_a_search_and_the_validation_is_repeated(folder: Path, objective: Any) -> None:
+    """Also with objectives that are fitted to the training data."""
     waiting: list[int] = []
 
     def decoder(model: Any, batch: Any, *, rng: Any = None) -> Any:
@@ -163,16 +172,17 @@ def test_a_signal_stops_a_search_and_the_validation_is_repeated(folder: Path) ->
             raise AssertionError("the search continues")
         return Greedy(max_length=12)(model, batch, rng=rng)
 
-    made = recipe(options=Training(**SHORT, log_samples=True), decoder=decoder, objective=Noisy())
-    train(made, folder / "whole", quiet=True)
+    def run(name: str, resume: bool = False) -> dict[str, Any]:
+        made = recipe(options=Training(**SHORT, log_samples=True), decoder=decoder, objective=objective)
+        train(made, folder / name, resume=resume, quiet=True)
+        return content(folder / name)
+
+    whole = run("whole")
     waiting.append(signal.SIGTERM)
-    made = recipe(options=Training(**SHORT, log_samples=True), decoder=decoder, objective=Noisy())
     with pytest.raises(SystemExit, match="143"):
-        train(made, folder / "stopped", quiet=True)
+        run("stopped")
     assert RunFolder(folder / "stopped").events("dev") == []
-    made = recipe(options=Training(**SHORT, log_samples=True), decoder=decoder, objective=Noisy())
-    train(made, folder / "stopped", resume=True, quiet=True)
-    assert content(folder / "stopped") == content(folder / "whole")
+    assert run("stopped", resume=True) == whole
 
 
 def test_a_run_that_is_resumed_with_other_threads_has_no_number_of_them(folder: Path) -> None:
@@ -316,53 +326,6 @@ def test_files_of_an_objective(folder: Path) -> None:
     path.write_text(path.read_text().replace(" 1\n", " 2\n"))
     with pytest.raises(InputError, match=r"file vectors\.txt is \w+ in the run and \w+ now"):
         train(made, run, resume=True, quiet=True)
-
-
-@dataclass(frozen=True)
-class Curious:
-    """Remembers what it was fitted to."""
-
-    seen: list[Any]
-
-    def fitted(self, codec: Any, examples: Any) -> Any:
-        self.seen.append([list(example.target) for example in examples])
-        return CrossEntropy()
-
-    def __call__(self, *arguments: Any, **options: Any) -> Any:
-        raise AssertionError("the fitted objective is called")
-
-
-def test_an_objective_is_fitted_to_the_training_data_once(folder: Path) -> None:
-    objective, codec = Curious([]), CopyCodec()
-    made = recipe(options=Training(steps=2), objective=objective)
-    train(made, folder / "run", quiet=True)
-    assert objective.seen == [[codec.encode(example).target for example in made.task.read("train")]]
-
-
-@pytest.mark.parametrize(
-    "objective",
-    [
-        TokenSmoothing(tau=0.1, vectors="co-occurrence", nearest=4),
-        SequenceSmoothing(reward="cider", tau=0.1, proposal_tau=0.5, samples=3),
-    ],
-    ids=lambda objective: type(objective).__name__,
-)
-def test_a_fitted_objective_resumes_bit_for_bit(objective: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = Training(steps=8, log_every=4, log_samples=True)
-    train(recipe(options=options, objective=objective), folder / "whole", quiet=True)
-    update = Trainer.update
-
-    def interrupted(trainer: Trainer) -> None:
-        update(trainer)
-        if trainer.state.step == 4:
-            signal.raise_signal(signal.SIGTERM)
-
-    monkeypatch.setattr(Trainer, "update", interrupted)
-    with pytest.raises(SystemExit, match="143"):
-        train(recipe(options=options, objective=objective), folder / "parts", quiet=True)
-    monkeypatch.undo()
-    train(recipe(options=options, objective=objective), folder / "parts", resume=True, quiet=True)
-    assert content(folder / "parts") == content(folder / "whole")
 
 
 def test_patience_begins_after_the_warmup(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
