@@ -274,7 +274,7 @@ def test_complaints(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         HuggingFace(path=str(tmp_path / "empty")).codec()
     with pytest.raises(InputError, match="read only text"):
         TokenizedTask(unforced.task("palindromes"), HuggingFace(path="x")).fit([Example((1,), (2,))])
-    with pytest.raises(InputError, match="reading"):
+    with pytest.raises(InputError, match="needs sources, but this task has none"):
         unforced.fit(
             HuggingFace(path=str(place / "t5")), unforced.task("palindromes"), "cross_entropy", tmp_path / "run"
         )
