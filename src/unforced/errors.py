@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import re
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
@@ -67,6 +68,15 @@ def write_error(text: str) -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
+def printable(text: str) -> str:
+    r"""Return text with control characters escaped, which could change the state of a terminal; tabs are kept.
+
+    >>> printable("\x1b[31mred\t")
+    '\\x1b[31mred\t'
+    """
+    return re.sub(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]", lambda match: repr(match[0])[1:-1], text)
+
+
 @contextmanager
 def plain_warnings() -> Iterator[None]:
     """Print this library's own warnings as sentences, without the line of code that they come from."""
@@ -81,7 +91,7 @@ def plain_warnings() -> Iterator[None]:
         line: str | None = None,
     ) -> None:
         if category is UserWarning and Path(filename).is_relative_to(package):
-            write_error(f"unforced: warning: {message}\n")
+            write_error(f"unforced: warning: {printable(str(message))}\n")
         else:
             show(message, category, filename, lineno, file, line)
 

@@ -293,8 +293,10 @@ def _find_problem(hint: Any, value: Any, infinite: bool = False) -> _Problem | N
         fits = callable(value)
     elif origin in (Iterable, Sequence) and isinstance(value, str):
         fits = False  # its characters are hardly meant
+    elif hint is str:
+        fits = isinstance(value, str) and "\0" not in value  # no path and no name has a NUL
     elif hint is int or hint is float:
-        whole = isinstance(value, int) and not isinstance(value, bool)
+        whole = isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
         fits = whole or (hint is float and isinstance(value, float) and (math.isfinite(value) or infinite))
     else:
         fits = _is_instance(value, origin or hint)

@@ -59,7 +59,7 @@ def test_python_m_and_version() -> None:
         (["train", "g2p", "optimizer.lr=1"], 'optimizer.lr: no such key; did you mean "training.learning_rate"?'),
         (["train", "g2p", "seed=3"], 'seed: no such key; did you mean "seeds"?'),
         (["train", "g2pp"], 'there is no recipe "g2pp"; did you mean "g2p"?'),
-        (["train", "g2p", "epochs"], '"epochs" is not of the form key=value'),
+        (["train", "g2p", "epochs"], "'epochs' is not of the form key=value"),
         (["train", "g2p", "training.epohcs=1"], 'training.epohcs: no such key; did you mean "training.epochs"?'),
         (["train", "g2p", "--variant", "crossentropy"], 'did you mean "cross_entropy"?'),
         (["show", "g2p", "objective=lable_smoothing"], 'did you mean "label_smoothing"?'),

@@ -119,7 +119,7 @@ options = st.builds(
     Everything,
     steps=numbers,
     rate=floats,
-    label=st.text(),
+    label=st.text(st.characters(exclude_characters="\0")),
     flag=st.booleans(),
     mode=st.sampled_from(["fast", "slow", 3]),
     limit=st.none() | st.integers(1),
@@ -130,7 +130,7 @@ options = st.builds(
     schedule=schedules,
     maybe=st.none() | schedules,
     number=st.floats(0, 1, allow_subnormal=False) | schedules,
-    path=st.none() | st.text().filter(lambda text: text != "none"),
+    path=st.none() | st.text(st.characters(exclude_characters="\0")).filter(lambda text: text != "none"),
 )
 
 

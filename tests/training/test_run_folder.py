@@ -1,4 +1,5 @@
 import errno
+import json
 import os
 import signal
 import subprocess
@@ -29,7 +30,7 @@ def created(folder: Path) -> RunFolder:
 
 def test_a_folder_is_created_and_read_back(tmp_path: Path) -> None:
     run = created(tmp_path / "deep" / "run")
-    assert run.recipe() == "a = 1\n"
+    assert run.recipe_text() == "a = 1\n"
     assert run.info() == {"format": FORMAT, **INFO}
     assert run.codec() == CODEC
     assert run.events() == []
@@ -116,9 +117,10 @@ def test_the_lock_of_a_killed_process_does_not_block(tmp_path: Path) -> None:
 
 def test_broken_files_are_named_with_their_line(tmp_path: Path) -> None:
     run = created(tmp_path)
-    (tmp_path / "metrics.jsonl").write_text('{"kind": "train"}\n{"kind": "dev"}\n{"kind": "tra')
+    rows = [{"kind": kind, "step": 1, "epoch": 0.5} for kind in ("train", "dev")]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"kind": "tra')
     assert [event["kind"] for event in run.events()] == ["train", "dev"]
-    assert run.events("dev") == [{"kind": "dev"}]
+    assert run.events("dev") == rows[1:]
     (tmp_path / "metrics.jsonl").write_text('{"kind": "train"}\n{"kind\n')
     with pytest.raises(InputError, match=r"metrics\.jsonl:2: is not JSON"):
         run.events()

@@ -50,7 +50,7 @@ def test_a_run_learns_and_writes_the_documented_files(folder: Path) -> None:
     info = run.info()
     assert {"name", "variant", "seed", "created", "versions", "threads", "world", "parameters", "facts"} < set(info)
     assert info["examples"]["train"] == {"read": 60, "kept": 60, "dropped": {}}
-    assert run.recipe() == made.to_toml()
+    assert run.recipe_text() == made.to_toml()
     assert run.codec() == {"letters": "abcdefgh"}
     lines = run.events("train")
     assert lines[-1]["step"] == ended["steps"]

@@ -23,6 +23,9 @@ from unforced.errors import InputError
 from unforced.protocols import Annealed, Metric
 from unforced.training.run_folder import RunFolder, read_json, read_lines, replace_json
 
+INFO = {"chains": int, "burn_in?": int, "facts": dict}  # shapes of the files
+TRACE = {"sweep": int, "energy": [float], "proposed": [int], "accepted": [int], "moved": [int]}
+SAMPLE = {"sweep": int, "example": int, "chain": int, "energy": float, "output": object}
 PICTURE = "traces.svg"
 SHOWN = 8  # stuck chains that a warning names
 Scores = dict[str, list[tuple[int, float]]]  # metric -> the kept sweeps and their scores
@@ -43,28 +46,35 @@ class ChainFolder(RunFolder):
     def info(self) -> dict[str, Any]:
         if not self.exists():
             raise InputError(f"{self.path}: holds no chains (there is no chains.json)")
-        data: dict[str, Any] = read_json(self.path / "chains.json")
+        data: dict[str, Any] = read_json(self.path / "chains.json", INFO)
         return data
+
+    def finished(self) -> dict[str, Any] | None:
+        return self._optional("finished.json", {"sweeps": int})
 
     def traces(self) -> Traces:
         """Return the traces of all sweeps so far."""
-        rows = self._lines("traces.jsonl")
-        return Traces.of(rows, len(rows[0]["energy"]) if rows else 0)
+        rows = self._lines("traces.jsonl", TRACE)
+        width = len(rows[0]["energy"]) if rows else 0
+        for row in rows:
+            if {len(row[name]) for name in Traces._fields} != {width}:
+                raise InputError(f"{self.path / 'traces.jsonl'}: is damaged: sweep {row['sweep']} lacks chains")
+        return Traces.of(rows, width)
 
     def samples(self) -> list[dict[str, Any]]:
-        return self._lines("samples.jsonl")
+        return self._lines("samples.jsonl", SAMPLE)
 
     def output_scores(self) -> Scores:
         """Return the scores of the outputs; empty if there are none."""
         if not (self.path / "scores.json").is_file():
             return {}
-        saved = read_json(self.path / "scores.json")
+        saved = read_json(self.path / "scores.json", {...: [[float]]})
         return {name: [(int(sweep), float(score)) for sweep, score in rows] for name, rows in saved.items()}
 
-    def _lines(self, name: str) -> list[dict[str, Any]]:
+    def _lines(self, name: str, shape: Any) -> list[dict[str, Any]]:
         self.info()
         path = self.path / name
-        return read_lines(path) if path.is_file() else []
+        return read_lines(path, shape) if path.is_file() else []
 
 
 # ---- summary ----

@@ -15,7 +15,7 @@ from unforced.cli.diagnose import diagnose
 from unforced.cli.energy import sample, score
 from unforced.cli.inspect import data, list_, plot, show
 from unforced.cli.train import compare, decode, evaluate, report, train
-from unforced.errors import InputError, plain_warnings, write_error
+from unforced.errors import InputError, plain_warnings, printable, write_error
 
 app = App(
     name="unforced",
@@ -69,6 +69,9 @@ app.register_install_completion_command(help="Install completion for the shell i
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code."""
+    sys.stdin = sys.stdin or open(os.devnull, encoding="utf-8")  # noqa: SIM115 (None: closed by the caller)
+    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     with plain_warnings():
         try:
             code = app(sys.argv[1:] if argv is None else list(argv))
@@ -79,13 +82,22 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 2
         except KeyboardInterrupt:
             return 130
-        except BrokenPipeError:  # nothing more can be written, not even at exit
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        except BrokenPipeError:
+            discard_output()
             return 141
         except OSError as error:
             print_error(error)
+            discard_output()
             return 1
 
 
+def discard_output() -> None:
+    """Discard what standard output can't take, or Python would try to write it at exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def print_error(error: Exception) -> None:
-    write_error(f"unforced: {' '.join(str(error).split())}\n")
+    write_error(f"unforced: {printable(' '.join(str(error).split()))}\n")

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from unforced.errors import InputError, nearest
+from unforced.options import Count, Natural, check_value
 from unforced.recipes.fields import fields_of, pick, to_mapping
 from unforced.recipes.recipe import Recipe, merge, parse_overrides
 from unforced.registry import REGISTRY, name_of, resolve
@@ -34,8 +35,8 @@ def decode_lines(
     With ``nbest`` above one, yield that many lines per source: its number, the score and the output, separated by tabs.
     A line that can't be read raises `InputError` with its number, after the outputs of the lines before it.
     """
-    if nbest < 1 or size < 1:
-        raise InputError(f"{'nbest' if nbest < 1 else 'batch'} must be at least 1")
+    for name, hint, value in (("nbest", Count, nbest), ("batch", Count, size), ("seed", Natural, seed)):
+        check_value(name, hint, value)
     device, recipe = fastest_device(), read_recipe(run)
     model, fitted = load(run, checkpoint, device=device, recipe=recipe)
     decoder, codec = choose_decoder(recipe, method, options, nbest), fitted.codec

@@ -5,7 +5,6 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from unforced.errors import InputError
-from unforced.reports.diagnosis import diagnosis_table, trial_rows
 from unforced.reports.tables import print_table
 
 
@@ -41,6 +40,7 @@ def diagnose(
     """
     from unforced.diagnosis import diagnose as diagnosis
     from unforced.diagnosis.remedies import command_to_try, promising, try_remedies
+    from unforced.reports.diagnosis import diagnosis_table, trial_rows
 
     trained = diagnosis.open_trained(source, overrides, checkpoint)
     if try_ and trained.run is None:

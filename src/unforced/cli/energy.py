@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 from cyclopts import Parameter
 
 from unforced.chains.options import ChainOptions
-from unforced.errors import InputError, write_error
+from unforced.errors import InputError, printable, write_error
 from unforced.reports.tables import print_table
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def score(
             data = {**values, "tokens": found.tokens}
             cells = [*(f"{value:.4f}" for value in values.values()), str(len(found.tokens))]
         text = json.dumps({"sentence": found.text, **data}, ensure_ascii=False)
-        print(text if json_ else "\t".join([*cells, found.text]), flush=True)
+        print(text if json_ else "\t".join([*cells, printable(found.text)]), flush=True)
     if errors and not scored:
         raise InputError(f"none of the lines could be scored; {errors[0]}")
     if not quiet:

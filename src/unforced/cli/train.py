@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from unforced.errors import InputError
+from unforced.errors import InputError, printable
 
 
 def train(
@@ -114,7 +114,7 @@ def decode(
         run, sys.stdin.buffer, method, options, nbest=nbest, checkpoint=checkpoint, size=batch, seed=seed
     )
     for line in lines:
-        print(line, flush=True)
+        print(printable(line), flush=True)
 
 
 def compare(

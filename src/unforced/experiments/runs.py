@@ -1,7 +1,6 @@
 """The contents of run folders; each file is read at most once."""
 
 import sys
-import tomllib
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -10,8 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from unforced.errors import InputError
 from unforced.experiments.comparison import Comparison, State, read_comparison
-from unforced.training.run_folder import RunFolder
+from unforced.training.run_folder import RunFolder, check_shape
 
 
 class Predictions(NamedTuple):
@@ -29,6 +29,7 @@ class Run:
         self.path = path
         self.folder = RunFolder(path)
         self.info: dict[str, Any] = self.folder.info()
+        check_shape(self.info, {"name": str, "variant": str, "seed": int}, str(path / "run.json"))
         self.name: str = self.info["name"]
         self.variant: str = self.info["variant"]
         self.seed: int = self.info["seed"]
@@ -38,16 +39,16 @@ class Run:
     @property
     def facts(self) -> dict[str, Any]:
         """The facts that runs of one recipe share; see `unforced.training.run_identity`."""
-        facts: dict[str, Any] = self.info["facts"]
+        facts: dict[str, Any] = self.info.get("facts", {})
         return facts
 
     @cached_property
     def recipe_text(self) -> str:
-        return self.folder.recipe()
+        return self.folder.recipe_text()
 
     @cached_property
     def recipe(self) -> dict[str, Any]:
-        return tomllib.loads(self.recipe_text)
+        return self.folder.recipe()
 
     @cached_property
     def events(self) -> list[dict[str, Any]]:
@@ -79,7 +80,9 @@ class Run:
         """The files of ``scores/`` by split and decoder; the [N,D] statistics of each metric are an array."""
         tables = {}
         for table in self.folder.scores():
-            for metric in table["metrics"].values():
+            for name, metric in table["metrics"].items():
+                if len({len(row) for row in metric["statistics"]}) != 1:
+                    raise InputError(f"{self.path}: is damaged: rows of the statistics of {name} differ in length")
                 metric["statistics"] = np.array(metric["statistics"], dtype=np.float64)
             tables[table["split"], table["decoder"]] = table
         return tables

@@ -15,6 +15,7 @@ from unforced.huggingface.parts import one_line
 from unforced.huggingface.vocabulary import ModelKind
 from unforced.options import AtLeast, NonEmptyStr, Options
 from unforced.protocols import ReadsText
+from unforced.tasks.files import from_home
 from unforced.tasks.language import Language
 from unforced.tasks.text import TextTask
 from unforced.types import Example, Sizes
@@ -53,7 +54,7 @@ class HuggingFace(Options):
         if self.template is not None and SOURCE not in self.template:
             raise InputError(f'template must contain "{SOURCE}", the place of the source, got "{self.template}"')
         if not self.download:  # so that a run finds it from any working directory
-            object.__setattr__(self, "path", str(Path(self.path).expanduser().absolute()))
+            object.__setattr__(self, "path", str(from_home(self.path).absolute()))
 
     @property
     def folder(self) -> "PretrainedFolder":

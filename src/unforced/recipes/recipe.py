@@ -27,6 +27,7 @@ HUGGING_FACE = "hf:"  # model = "hf:PATH"
 REFERENCE = "variant:"  # "variant:NAME" stands for the run of that variant with the same seed
 SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")  # names that become file names
 Seeds = Annotated[tuple[Natural, ...], NotEmpty(), Distinct()]
+DEPTH = 20  # most parts of a dotted key
 Data = dict[str, Any]
 
 # Plain data
@@ -120,8 +121,8 @@ def parse_overrides(words: Iterable[str]) -> Data:
     for word in words:
         key, equals, text = word.partition("=")
         path = key.strip().split(".")
-        if not equals or not all(re.fullmatch(r"[A-Za-z0-9_+-]+", part) for part in path):
-            raise InputError(f'"{word}" is not of the form key=value')
+        if not equals or len(path) > DEPTH or not all(re.fullmatch(r"[A-Za-z0-9_+-]+", part) for part in path):
+            raise InputError(f"{show(word)} is not of the form key=value")
         branch: Data = {}
         leaf: Data = branch
         for part in path[:-1]:
@@ -138,7 +139,9 @@ def parse_value(text: str) -> Any:
         found = tomllib.loads(f"value = {text}")
     except UnicodeEncodeError:
         raise InputError("a key=value argument is not valid UTF-8") from None
-    except tomllib.TOMLDecodeError:
+    except RecursionError:
+        raise InputError("a key=value argument is nested too deeply") from None
+    except (tomllib.TOMLDecodeError, ValueError):  # numbers of thousands of digits are a ValueError
         return float(text) if re.fullmatch(r"[+-]?\.[0-9]+", text) else text  # .5 is not TOML
     value = found["value"]
     plain = len(found) == 1 and isinstance(value, bool | int | float | str | list | dict)
@@ -437,11 +440,11 @@ def read(source: str | Path | Mapping[str, Any]) -> Data:
         return normalize({"name": "recipe", **source})
     known, path, content = builtin(), Path(source), b""
     own = known.get(source) if isinstance(source, str) else None
-    if (path / "recipe.toml").is_file():
-        path = path / "recipe.toml"
-    if own is None and path.suffix != ".toml" and not path.is_file():
-        raise InputError(f'there is no recipe "{source}"; {_advise(str(source), known)}')
     try:
+        if (path / "recipe.toml").is_file():
+            path = path / "recipe.toml"
+        if own is None and path.suffix != ".toml" and not path.is_file():
+            raise InputError(f'there is no recipe "{source}"; {_advise(str(source), known)}')
         content = (own or path).read_bytes()
         data = tomllib.loads(content.decode("utf-8"))
     except OSError as error:
@@ -449,7 +452,7 @@ def read(source: str | Path | Mapping[str, Any]) -> Data:
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
         raise InputError(f"{path}:{line}: this line is not valid UTF-8") from None
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not valid TOML: {error}") from None
     return normalize({"name": path.stem, **data})  # a file without a name has that of the file
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TextIO
 
+from unforced.errors import printable
 from unforced.experiments.comparison import Cell, Comparison, Measure, Row
 
 DASH = "–"
@@ -381,7 +382,7 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Print a table on a terminal; elsewhere, lines of cells separated by tabs, for programs."""
     if not sys.stdout.isatty():
         for row in rows:
-            print(*row, sep="\t")
+            print(*(printable(str(cell)) for cell in row), sep="\t")
         return
     from rich.console import Console
     from rich.table import Table
@@ -389,5 +390,5 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
 
     grid = Table(*header, box=None, pad_edge=False, header_style="bold")
     for row in rows:
-        grid.add_row(*(Text(str(cell)) for cell in row))
+        grid.add_row(*(Text(printable(str(cell))) for cell in row))
     Console().print(grid)

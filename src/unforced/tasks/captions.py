@@ -15,7 +15,7 @@ from unforced.options import Count
 from unforced.protocols import Metric, Split
 from unforced.tasks.codecs import Picture, PictureCodec
 from unforced.tasks.datasets import find
-from unforced.tasks.files import read_jsonl, read_npz, texts
+from unforced.tasks.files import from_home, read_jsonl, read_npz, texts
 from unforced.tasks.splits import ELSEWHERE, LimitedTask
 from unforced.tasks.tokenization import TextCoder
 from unforced.types import Example, Examples
@@ -60,7 +60,7 @@ class Captions(LimitedTask):
 
     def _source(self) -> _Source:
         if self.images is not None and self.captions is not None:
-            return _Source(Path(self.images).expanduser(), Path(self.captions).expanduser(), self.caption_key)
+            return _Source(from_home(self.images), from_home(self.captions), self.caption_key)
         files = find("emoji_captions", "images_24x24_rgb.npz"), find("emoji_captions", "captions.jsonl.gz")
         tags = "tags_en" if self.language == "en" else None
         return _Source(*files, f"caption_{self.language}", ("hex", "vendor"), tags)

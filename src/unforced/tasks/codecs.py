@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from unforced.errors import InputError
+from unforced.tasks.files import from_home
 from unforced.tasks.tokenization import Characters, Pattern, TextCoder, Vocabulary
 from unforced.types import Batch, Encoded, Example, Sizes, Symbols
 
@@ -371,7 +372,7 @@ class PictureCodec(BaseCodec):
 
     def parse(self, line: str) -> Picture:
         """Read the picture at a path: an ``.npy`` array, or a file that Pillow opens, resized."""
-        path = Path(line.strip()).expanduser()
+        path = from_home(line.strip())
         try:
             return Picture(path.name, np.load(path) if path.suffix == ".npy" else _open(path, self.shape))
         except (OSError, ValueError, EOFError, SyntaxError) as error:

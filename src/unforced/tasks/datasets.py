@@ -38,7 +38,7 @@ DATASETS = {folder: DataSet(folder, **entry) for folder, entry in _TABLE.items()
 def root() -> Path | None:
     """Return the folder that ``UNFORCED_DATA`` names, None if it is not set."""
     value = os.environ.get(VARIABLE, "").strip()
-    return Path(value).expanduser() if value else None
+    return Path(os.path.expanduser(value)) if value else None
 
 
 def find(folder: str, filename: str) -> Path:

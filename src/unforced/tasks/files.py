@@ -7,6 +7,7 @@ them in ``dropped``.
 import gzip
 import io
 import json
+import os
 import zipfile
 import zlib
 from collections import Counter
@@ -28,7 +29,12 @@ def user_file(path: str, field: str) -> Path:
     """Return the path in a field of a task; in built-in recipes for users' own data it is empty."""
     if not path:
         raise InputError(f"task.{field} is empty: set it to the path of your file, as in task.{field}=PATH")
-    return Path(path).expanduser()
+    return from_home(path)
+
+
+def from_home(path: str) -> Path:
+    """Return a path with ~ replaced by the home folder; ~NAME of an unknown user stays as it is."""
+    return Path(os.path.expanduser(path))
 
 
 def read_lines(path: str | Path) -> Iterator[tuple[int, str]]:

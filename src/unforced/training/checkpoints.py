@@ -161,10 +161,7 @@ def load_weights(model: nn.Module, path: Path) -> None:
 
 def _verified(path: Path, *files: str) -> dict[str, bytes]:
     """Return the content of these files, or of all; raise `InputError` if one does not match the manifest."""
-    manifest = read_json(path / MANIFEST)
-    hashes = manifest.get("sha256") if isinstance(manifest, dict) else None
-    if not hashes:
-        raise InputError(f"{path / MANIFEST}: is damaged")
+    hashes = read_json(path / MANIFEST, {"sha256": {"state.json": str, TENSORS[0]: str, ...: str}})["sha256"]
     content = {file: read_bytes(path / file) for file in files or hashes}
     for file, data in content.items():
         if hashlib.sha256(data).hexdigest() != hashes.get(file):

@@ -1,7 +1,6 @@
 """Load the trained model of a run folder, with its task."""
 
 import copy
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -72,9 +71,10 @@ def read_recipe(run: str | Path) -> Recipe:
     folder = RunFolder(run)
     folder.info()  # raises an error for runs of other versions
     try:
-        return Recipe.from_data(tomllib.loads(folder.recipe()))
-    except (tomllib.TOMLDecodeError, InputError) as error:
-        raise InputError(f"{folder.path / 'recipe.toml'}: {error}") from None
+        return Recipe.from_data(folder.recipe())
+    except InputError as error:
+        where = str(folder.path / "recipe.toml")
+        raise InputError(f"{'' if where in str(error) else f'{where}: '}{error}") from None
 
 
 def find_checkpoint(folder: RunFolder, name: str) -> Path:

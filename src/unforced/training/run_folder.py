@@ -4,12 +4,14 @@ import hashlib
 import json
 import os
 import shutil
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from unforced.errors import InputError
+from unforced.options import show
 
 PART = ".part-"  # prefix of files being written; the next writer removes those that a crash left
 
@@ -78,14 +80,59 @@ def read_text(path: Path) -> str:
         raise InputError(f"{path}: is not UTF-8 text (byte {error.start})") from error
 
 
-def read_json(path: Path) -> Any:
-    return _parse(read_text(path), path, 0)
+def read_json(path: Path, shape: Any = object) -> Any:
+    """Read a JSON file whose data must have a shape; see `check_shape`."""
+    data = _parse(read_text(path), path, 0)
+    check_shape(data, shape, str(path))
+    return data
 
 
-def read_lines(path: Path) -> list[Any]:
+def read_lines(path: Path, shape: Any = object) -> list[Any]:
     """Read a file with one JSON value per line; a last line without line break (after a crash) is ignored."""
     *lines, _ = read_text(path).split("\n")
-    return [_parse(line, path, number) for number, line in enumerate(lines, start=1)]
+    rows = [_parse(line, path, number) for number, line in enumerate(lines, start=1)]
+    for number, row in enumerate(rows, start=1):
+        check_shape(row, shape, f"{path}:{number}")
+    return rows
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(read_text(path))
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise InputError(f"{path}: not valid TOML: {error}") from None
+
+
+def check_shape(data: Any, shape: Any, where: str) -> None:
+    """Raise `InputError` if JSON data lack the shape that the library wrote: the file was damaged or edited.
+
+    A shape is a type, ``[shape]`` for lists, or ``{key: shape}`` for tables with these keys. A key that ends in "?" may
+    be missing, and ``...`` stands for all other keys.
+
+    >>> check_shape({"step": 3, "loss": "low"}, {"step": int, ...: float}, "log.jsonl:1")
+    Traceback (most recent call last):
+    unforced.errors.InputError: log.jsonl:1: is damaged: loss can't be 'low'
+    """
+    problem = _find_damage(data, shape)
+    if problem is not None:
+        raise InputError(f"{where}: is damaged: {problem}")
+
+
+def _find_damage(data: Any, shape: Any, name: str = "it") -> str | None:
+    kind: Any = type(shape) if isinstance(shape, list | dict) else (int, float) if shape is float else shape
+    if not isinstance(data, kind) or (isinstance(data, int) and abs(data) >= 2**63):
+        return f"{name} can't be {show(data)}"
+    if isinstance(shape, list):
+        parts = [(item, shape[0], f"{name}[{i}]") for i, item in enumerate(data)]
+    elif isinstance(shape, dict):
+        known = {key.removesuffix("?"): inner for key, inner in shape.items() if key is not ...}
+        missing = [key for key in shape if key in known and key not in data]
+        if missing:
+            return f"there is no {missing[0]}"
+        parts = [(item, known.get(key, shape.get(..., object)), key) for key, item in data.items()]
+    else:
+        return None
+    return next((problem for part in parts if (problem := _find_damage(*part)) is not None), None)
 
 
 def digest(data: Any) -> str:
@@ -98,6 +145,8 @@ def _parse(text: str, path: Path, line: int) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         raise InputError(f"{path}:{line or error.lineno}: is not JSON ({error.msg})") from None
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, or too many brackets
+        raise InputError(f"{path}: is not JSON ({error})") from None
 
 
 class LineLog:
@@ -142,6 +191,23 @@ class LineLog:
 
 FORMAT = 2  # of run folders
 STEP = "step-"  # prefix of checkpoint folders: step-00000120
+INFO = {
+    "name?": str,
+    "variant?": str,
+    "seed?": int,
+    "threads?": (int, type(None)),
+    "world?": int,
+    "parameters?": int,
+    "versions?": {...: str},
+    "examples?": {...: {"read": int, "kept": int, "dropped": {...: int}}},
+    "facts?": {"vocabulary?": str},
+}
+EVENT = {"kind": str, "step": int, "epoch": float, ...: (int, float, str)}
+BEST = {"checkpoint": str, "metric": str, "score": float, "step": int}
+FINISHED = {"steps": int, "epochs": float, "seconds": float, "tokens": int, "reason": str}
+PREDICTION = {"source": object, "answers": list, "output": str}
+METRIC = {"score": float, "higher_is_better": bool, "signature": str, "statistics": [[float]]}
+SCORES = {"split": str, "decoder": str, "seconds": float, "examples": int, "metrics": {...: METRIC}}
 BEFORE_RUN = {"lock", "recipe.toml", "codec.json"}  # files of a writer that was killed before it wrote run.json
 
 
@@ -160,18 +226,30 @@ class RunFolder:
     def _file(self, name: str) -> Path:
         if not self.exists():
             raise InputError(f"{self.path}: is not a run folder (it has no run.json)")
-        path = self.path / name
+        path = self._inside(name)
         if not path.is_file():
             raise InputError(f"{self.path}: has no {name}")
         return path
 
-    def _optional(self, name: str) -> dict[str, Any] | None:
-        found: dict[str, Any] | None = read_json(self.path / name) if (self.path / name).is_file() else None
+    def _inside(self, name: str) -> Path:
+        """Return the path of a file; raise `InputError` if its name or a link leads out of the folder."""
+        path = self.path / name
+        if not path.resolve().is_relative_to(self.path.resolve()):
+            raise InputError(f"{path}: leads out of the run folder")
+        return path
+
+    def _optional(self, name: str, shape: Any) -> dict[str, Any] | None:
+        path = self._inside(name)
+        found: dict[str, Any] | None = read_json(path, shape) if path.is_file() else None
         return found
 
-    def recipe(self) -> str:
-        """Return the recipe of the run as TOML text."""
+    def recipe_text(self) -> str:
+        """Return the recipe of the run as TOML."""
         return read_text(self._file("recipe.toml"))
+
+    def recipe(self) -> dict[str, Any]:
+        """Return the recipe of the run as plain data."""
+        return read_toml(self._file("recipe.toml"))
 
     def info(self) -> dict[str, Any]:
         """Return run.json; raise `InputError` if another version of this library has written it."""
@@ -182,25 +260,26 @@ class RunFolder:
                 f"{self.path}: has the run folder format {found}, but this version of unforced reads format {FORMAT}; "
                 "train the model again"
             )
+        check_shape(info, INFO, str(self.path / "run.json"))
         return dict(info)
 
     def facts(self) -> dict[str, Any]:
         """Return the facts of run.json (see `unforced.training.run_identity`)."""
-        facts: dict[str, Any] = self.info()["facts"]
+        facts: dict[str, Any] = self.info().get("facts", {})
         return facts
 
     def codec(self) -> dict[str, Any]:
         """Return codec.json; raise `InputError` if it is not the codec that the model was trained with."""
         path = self._file("codec.json")
         codec: dict[str, Any] = read_json(path)
-        if digest(codec) != self.facts()["vocabulary"].split()[-1]:
+        if not self.facts().get("vocabulary", "").endswith(digest(codec)):
             raise InputError(f"{path}: is damaged (its hash differs from run.json)")
         return codec
 
     def events(self, kind: str | None = None) -> list[dict[str, Any]]:
         """Return the lines of metrics.jsonl, or those of one kind ("train" or "dev")."""
-        path = self.path / "metrics.jsonl"
-        events = read_lines(path) if path.is_file() else []
+        path = self._inside("metrics.jsonl")
+        events = read_lines(path, EVENT) if path.is_file() else []
         return [event for event in events if kind is None or event.get("kind") == kind]
 
     def samples(self) -> list[dict[str, Any]]:
@@ -209,25 +288,26 @@ class RunFolder:
 
     def best(self) -> dict[str, Any] | None:
         """Return ``{"checkpoint", "metric", "score", "step"}`` of the best validation so far."""
-        return self._optional("best.json")
+        return self._optional("best.json", BEST)
 
     def finished(self) -> dict[str, Any] | None:
         """Return ``{"steps", "epochs", "seconds", "tokens", "reason"}``, or None before the end of training."""
-        return self._optional("finished.json")
+        return self._optional("finished.json", FINISHED)
 
     def diagnosis(self) -> dict[str, Any] | None:
         """Return what `unforced.diagnose` wrote, or None."""
-        return self._optional("diagnosis.json")
+        return self._optional("diagnosis.json", dict)
 
     def checkpoints(self) -> list[Path]:
         """Return the folders of the checkpoints, oldest first."""
-        return sorted((self.path / "checkpoints").glob(f"{STEP}[0-9]*"))
+        found = sorted(self._inside("checkpoints").glob(f"{STEP}[0-9]*"))
+        return [self._inside(f"checkpoints/{path.name}") for path in found]
 
     def best_checkpoint(self) -> Path:
         """Return the folder of the best checkpoint, or of the newest if nothing was validated yet."""
         best, published = self.best(), self.checkpoints()
         if best is not None:
-            return self.path / "checkpoints" / str(best["checkpoint"])
+            return self._inside(f"checkpoints/{best['checkpoint']}")
         if not published:
             missing = "has no checkpoint yet" if self.exists() else "is not a run folder (it has no run.json)"
             raise InputError(f"{self.path}: {missing}")
@@ -235,10 +315,11 @@ class RunFolder:
 
     def scores(self) -> list[dict[str, Any]]:
         """Return the content of the files in scores/, sorted by name."""
-        return [read_json(path) for path in sorted((self.path / "scores").glob("*.json"))]
+        paths = sorted(self._inside("scores").glob("*.json"))
+        return [read_json(self._inside(f"scores/{path.name}"), SCORES) for path in paths]
 
     def predictions(self, split: str, decoder: str) -> list[dict[str, Any]]:
-        return read_lines(self._file(f"predictions/{_stem(split, decoder)}.jsonl"))
+        return read_lines(self._file(f"predictions/{_stem(split, decoder)}.jsonl"), PREDICTION)
 
     # Writing
 
