@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,9 +15,11 @@ from unforced.energy import energies
 from unforced.energy.mask_predict import output_lengths
 from unforced.energy.pseudo_log_likelihood import Over, Words
 from unforced.errors import InputError
-from unforced.huggingface.batches import make_batch
+from unforced.huggingface.batches import masked_batch
+from unforced.huggingface.codec import pad_rows
 from unforced.huggingface.masked import WrappedMasked
 from unforced.huggingface.model_spec import PretrainedFolder
+from unforced.huggingface.vocabulary import ModelVocabulary
 from unforced.huggingface.wrap import wrap
 from unforced.protocols import FittedTask, MaskedModel, Split
 from unforced.tasks.codecs import PairCodec
@@ -126,8 +128,8 @@ def open_model(path: str | Path, checkpoint: str = "best") -> Reader:
         names = saved.config().architectures or []
         if names and not any(part in name for name in names for part in ("MaskedLM", "PreTraining")):
             raise InputError(f"{folder}: holds a {names[0]}, which is not a masked model")
-        network, tokenizer = saved.model("masked"), saved.tokenizer()
-        return huggingface_reader(str(folder), wrap(network, tokenizer=tokenizer), tokenizer)
+        wrapped = wrap(saved.model("masked"), tokenizer=saved.tokenizer())
+        return huggingface_reader(str(folder), wrapped, wrapped.vocabulary)
     model, task = load(folder, checkpoint, device=fastest_device())
     if not isinstance(model, MaskedModel):
         raise InputError(
@@ -136,7 +138,7 @@ def open_model(path: str | Path, checkpoint: str = "best") -> Reader:
         )
     if isinstance(model, WrappedMasked):
         codec: Any = task.codec
-        return huggingface_reader(str(folder), model, codec.tokenizer, task)
+        return huggingface_reader(str(folder), model, codec, task)
     return run_reader(str(folder), model, task)
 
 
@@ -228,18 +230,20 @@ def _byte_pairs(model: str) -> Tokenizer:
 # ---- models of Hugging Face ----
 
 
-def huggingface_reader(name: str, model: WrappedMasked, tokenizer: Any, task: FittedTask | None = None) -> Reader:
-    """Read and write text with a tokenizer of ``transformers``; ``task`` is that of a run, if there is one."""
+def huggingface_reader(
+    name: str, model: WrappedMasked, vocabulary: ModelVocabulary, task: FittedTask | None = None
+) -> Reader:
+    """Read and write text with a tokenizer of ``transformers``; ``task`` is that of a run, if there is one.
+
+    Ids without a token, and those that the vocabulary calls ``[unused0]`` and so on, are banned.
+    """
     model = model.to(fastest_device()).eval()
-    network: Any = model.model
-    size, device = int(network.get_output_embeddings().weight.shape[0]), _device(model)
-    longest = _longest_input(network, tokenizer)
-
-    def token_names(ids: Sequence[int]) -> list[str]:
-        return [str(name) for name in tokenizer.convert_ids_to_tokens(list(ids))]
-
-    unused = [i for i, name in enumerate(token_names(range(size))) if UNUSED.fullmatch(name)]
-    banned = tuple(sorted({*model.symbols.banned, *unused}))
+    tokenizer, names = vocabulary.tokenizer, vocabulary.token_names()
+    limit = int(getattr(tokenizer, "model_max_length", None) or UNLIMITED)
+    longest = limit if limit < UNLIMITED else vocabulary.positions
+    empty = [i for i, token in enumerate(names) if not token or UNUSED.fullmatch(token)]
+    banned = tuple(sorted({*vocabulary.symbols.banned, *empty}))
+    symbols = vocabulary.symbols._replace(banned=banned)
 
     def read(line: str) -> Sentence:
         text = line.strip()
@@ -254,19 +258,14 @@ def huggingface_reader(name: str, model: WrappedMasked, tokenizer: Any, task: Fi
             raise InputError(f"{part} is not in the model's vocabulary")
         special = [i for i, added in zip(ids, output["special_tokens_mask"]) if i in banned and not added]
         if special:
-            raise InputError(f"the line has the special token {token_names(special[:1])[0]}")
+            raise InputError(f"the line has the special token {names[special[0]]}")
         if longest is not None and len(ids) > longest:
             raise InputError(f"the line has {len(ids)} tokens, but the model accepts at most {longest}")
         return Sentence(text, Encoded(None, ids), output.word_ids(0) if tokenizer.is_fast else None)
 
     def collate(sentences: Sequence[Sentence]) -> Batch:
-        rows = [list(sentence.encoded.target) for sentence in sentences]
-        width, pad = max(map(len, rows)), model.symbols.pad
-        ids = torch.tensor([row + [pad] * (width - len(row)) for row in rows])
-        attended = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
-        numbers = torch.arange(len(rows), device=device)
-        batch = make_batch(model, ids.to(device), attended.to(device), ids=numbers)
-        return replace(batch, symbols=batch.symbols._replace(banned=banned))
+        tokens, mask = pad_rows([sentence.encoded.target for sentence in sentences], symbols.pad)
+        return masked_batch(symbols, tokens, mask, None, torch.arange(len(sentences))).to(_device(model))
 
     def placeholder(length: int | None) -> Batch:
         if length is None:
@@ -276,29 +275,22 @@ def huggingface_reader(name: str, model: WrappedMasked, tokenizer: Any, task: Fi
             raise InputError(f"{name}: its tokenizer does not preserve {length} mask tokens")
         if longest is not None and len(ids) > longest:
             raise InputError(f"{name}: accepts at most {longest} tokens including special tokens, got {len(ids)}")
-        allowed = next(i for i in range(size) if i not in banned)
-        return collate([Sentence("", Encoded(None, [allowed if i == model.mask_token else i for i in ids]), None)])
+        free = energies.first_allowed(symbols)
+        return collate([Sentence("", Encoded(None, [free if i == model.mask_token else i for i in ids]), None)])
 
     return Reader(
         name=name,
         model=model,
-        size=size,
+        size=len(names),
         takes_source=False,
         over="all",
         read=read,
         collate=collate,
         placeholder=placeholder,
         show=lambda ids: str(tokenizer.decode(list(ids))),
-        token_names=token_names,
+        token_names=lambda ids: [names[i] for i in ids],
         task=task,
     )
-
-
-def _longest_input(network: Any, tokenizer: Any) -> int | None:
-    """Return the largest number of tokens that a model of ``transformers`` accepts, if it is known."""
-    longest = int(getattr(tokenizer, "model_max_length", None) or UNLIMITED)
-    positions: int | None = getattr(network.config, "max_position_embeddings", None)
-    return longest if longest < UNLIMITED else positions
 
 
 def _device(model: Any) -> torch.device:
