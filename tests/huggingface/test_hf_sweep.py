@@ -48,10 +48,10 @@ OWN_LOSS = "own loss"  # cross-entropy is the model's own loss
 # how many architectures a method must train: fewer would mean that something broke
 AT_LEAST = {
     "encoder-decoder": {"cross_entropy": 33, "minimum_risk": 31},
-    "causal": {"cross_entropy": 150, "minimum_risk": 130},
-    "masked": {"cross_entropy": 42, "masked_lm": 42},
+    "causal": {"cross_entropy": 155, "minimum_risk": 140},
+    "masked": {"cross_entropy": 45, "masked_lm": 43},
     "speech": {"cross_entropy": 12, "minimum_risk": 10},
-    "image-text": {"cross_entropy": 54, "minimum_risk": 50},
+    "image-text": {"cross_entropy": 60, "minimum_risk": 55},
 }
 
 
@@ -106,7 +106,7 @@ def test_every_architecture(kind: str, tmp_path: Path, record_property: Callable
     trained: dict[str, list[str]] = {method: [] for method in methods}
     own_loss, not_built, missing, wrong = [], [], defaultdict(list), []
     for key, name in names_of(kind):
-        with torch.random.fork_rng(devices=[]), contextlib.suppress(TimeoutError), time_limit(60):
+        with torch.random.fork_rng(devices=[]), time_limit(60):
             found = build(key, name, kind)
             if isinstance(found, str):
                 not_built.append(key)

@@ -67,15 +67,11 @@ def _emptied(cache: Any, rows: int) -> tuple[Any, Tree]:
     layout, found = _copy(cache), []
     layout.layers = [_copy(layer) for layer in cache.layers]
     for layer in layout.layers:
-        tensors = {name: part for name, value in vars(layer).items() if (part := _tensors(value)) is not None}
-        for name, part in tensors.items():
-            if isinstance(part, dict):
-                vars(layer)[name].update(dict.fromkeys(part))
-            else:
-                vars(layer)[name] = None
-        parts = [part.values() if isinstance(part, dict) else [part] for part in tensors.values()]
-        if any(leaf.shape[0] != rows for leaves in parts for leaf in leaves):
+        tensors = _tensors(layer)
+        if any(leaf.shape[0] != rows for leaf in tensors.values()):
             raise InputError(f"a cache layer ({type(layer).__name__}) that holds tensors without rows")
+        for slot in tensors:
+            _put(layer, slot, None)
         found.append(tensors)
     return layout, tuple(found)
 
@@ -88,11 +84,8 @@ def _filled(layout: Any, tensors: Tree) -> Any:
     cache = _copy(layout)
     cache.layers = [_copy(layer) for layer in layout.layers]
     for layer, parts in zip(cache.layers, tensors):
-        for name, part in parts.items():
-            if isinstance(part, dict):  # a state that the layer overwrites: give it a copy
-                vars(layer)[name].update({key: leaf.clone() for key, leaf in part.items()})
-            else:
-                vars(layer)[name] = part
+        for slot, leaf in parts.items():
+            _put(layer, slot, leaf if slot[1] is None else leaf.clone())  # layers overwrite states in a dict
         if hasattr(layer, "update_recurrent_state"):
             kind: Any = type(layer)
             layer.__class__ = _functional(kind)
@@ -108,13 +101,25 @@ def _copy(thing: Any) -> Any:
     return other
 
 
-def _tensors(value: Any) -> Tree:
-    """Return the tensors with rows in an attribute: one, a dict of tensors, or None."""
-    if isinstance(value, Tensor):
-        return value if value.dim() and value.numel() else None
-    if isinstance(value, dict):
-        return {key: leaf for key, leaf in value.items() if isinstance(leaf, Tensor)} or None
-    return None
+Slot = tuple[str, Any]  # an attribute of a cache layer, and a key if it is a dict
+
+
+def _tensors(layer: Any) -> dict[Slot, Tensor]:
+    """Return the tensors with rows that a layer holds."""
+    return {
+        (name, key): leaf
+        for name, value in vars(layer).items()
+        for key, leaf in (value.items() if isinstance(value, dict) else [(None, value)])
+        if isinstance(leaf, Tensor) and leaf.dim() and leaf.numel()
+    }
+
+
+def _put(layer: Any, slot: Slot, leaf: Tensor | None) -> None:
+    name, key = slot
+    if key is None:
+        vars(layer)[name] = leaf
+    else:
+        vars(layer)[name][key] = leaf
 
 
 @functools.cache
