@@ -5,16 +5,13 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from objective_cases import ENDED, FIXED, assert_same, batch_of, codec, fit, gradient, loss_of, network, toy
+from objective_cases import ENDED, FIXED, assert_same, batch_of, codec, fit, gradient, loss_of, metric, network, toy
 from torch import Tensor
 
-from unforced.decoding.beam import Beam
 from unforced.errors import InputError
-from unforced.models.lstm import LSTM
 from unforced.models.toy import Toy
 from unforced.objectives.beam_search_optimization import BeamSearchOptimization, find_violations
 from unforced.objectives.costs import Table, WeightedHamming
-from unforced.objectives.cross_entropy import CrossEntropy
 from unforced.objectives.schedules import Constant, Linear
 from unforced.protocols import Cost
 from unforced.types import Batch, Sizes, Symbols
@@ -316,46 +313,15 @@ def test_one_pass_serves_hypotheses_that_just_left_the_target() -> None:
     assert sum(calls) == 1
 
 
-def sums(examples: int, seed: int) -> Batch:
-    """Return sources of three to six digits 0, 1, 2; the targets are their running sums modulo 3."""
-    rng = torch.Generator().manual_seed(seed)
-    lengths = torch.randint(3, 7, (examples, 1), generator=rng)
-    digits = torch.randint(0, 3, (examples, 6), generator=rng)
-    inside = torch.arange(6) < lengths
-    answers = (digits.cumsum(dim=1) % 3 + 3).masked_fill(~inside, 0)
-    gold = torch.nn.functional.pad(answers, (0, 1)).scatter(1, lengths, ENDED.eos)  # type: ignore[arg-type]
-    source = (digits + 1).masked_fill(~inside, 0)
-    return Batch.of_gold(gold, gold > 0, ENDED, source=source, source_mask=inside)
-
-
-def count_exact(model: Any, batch: Batch, scores: Any) -> int:
-    """Count the outputs of beam search that equal the target."""
-    decoder = Beam(beam=3, scores=scores, finished="stay", length_penalty=0.0, max_length=8)
-    gold = [row[mask][:-1].tolist() for row, mask in zip(batch.gold, batch.mask)]
-    return sum(a == b for a, b in zip(decoder(model, batch).ids(ENDED), gold))
-
-
-@pytest.mark.parametrize("scores", ["global", pytest.param("local", marks=pytest.mark.slow)])
-def test_training_improves_beam_search(scores: Any) -> None:
-    torch.manual_seed(0)
-    model = LSTM(hidden=24, embedding=12, dropout=0.0).build(Sizes(target=V, source=4))
-    batch, fresh = sums(160, 0), sums(200, 1)
-
-    def train(objective: Any, steps: int, rate: float) -> None:
-        optimizer = torch.optim.Adam(model.parameters(), lr=rate)
-        for _ in range(steps):
-            optimizer.zero_grad()
-            loss_of(objective, model, batch).mean.backward()
-            optimizer.step()
-
-    objective = BeamSearchOptimization(beam=3, scores=scores, beyond=1)
-    train(CrossEntropy(), 60, 0.02)
-    before = loss_of(objective, model, batch)
-    found = (count_exact(model, batch, scores), count_exact(model, fresh, scores))
-    train(objective, 50, 0.01)
-    after = loss_of(objective, model, batch)
-    better = (count_exact(model, batch, scores), count_exact(model, fresh, scores))
-    assert after.metrics["violations"][0] < 0.7 * before.metrics["violations"][0]
-    assert after.metrics["clean"][0] > before.metrics["clean"][0]
-    assert better[0] > found[0] + 8
-    assert better[1] > found[1] + 8
+def test_training_removes_violations() -> None:
+    model, batch, objective = network("lstm", V), make_batch(examples=30), BeamSearchOptimization(beam=3, beyond=1)
+    optimizer, found = torch.optim.Adam(model.parameters(), lr=0.02), []
+    for _ in range(40):
+        loss = loss_of(objective, model, batch)
+        found.append([metric(loss, name) for name in ("violations", "clean", "lead")])
+        optimizer.zero_grad()
+        loss.mean.backward()
+        optimizer.step()
+    assert found[-1][0] < 0.7 * found[0][0]
+    assert found[-1][1] >= found[0][1]
+    assert found[-1][2] > found[0][2]

@@ -2,7 +2,6 @@
 
 import gzip
 import math
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -234,14 +233,3 @@ def test_sparse_target_differs_from_the_dense_one_by_the_rest(count: int | None)
     assert ((found - table).abs().sum(dim=1) / 2 <= rest + 1e-12).all()
     torch.testing.assert_close(entropy, -torch.special.xlogy(found, found).sum(dim=1))
     assert count is not None or torch.allclose(found, table)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif("UNFORCED_DATA" not in os.environ, reason="needs data sets under UNFORCED_DATA")
-def test_glove_knows_similar_words() -> None:
-    names = ("<pad>", "<bos>", "<eos>", "<unk>", "Dog", "cat", "house", "man", "woman", "xyzzyx", ".")
-    vectors, covered = read_vectors("$UNFORCED_DATA/glove_en_20k/glove_top20k.npz", names, SPECIAL)
-    assert vectors.shape == (11, 100)
-    assert covered.tolist() == [False] * 4 + [True] * 5 + [False, True]
-    near = near_words(vectors, covered, torch.tensor([4, 7]), 0.1, 2)
-    assert near.tokens[:, 1].tolist() == [5, 8]  # dog: cat; man: woman
