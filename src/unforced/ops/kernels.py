@@ -66,26 +66,22 @@ class _AdditiveScores(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         queries, keys, energy = ctx.saved_tensors
+        to_queries, to_keys, to_energy = [], [], torch.zeros_like(energy)
+        n = _rows_per_chunk(queries, keys)
         with full_precision(grad.device):
-            return _gradients(queries, keys, energy, grad.contiguous())
-
-
-def _gradients(queries: Tensor, keys: Tensor, energy: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    to_queries, to_keys, to_energy = [], [], torch.zeros_like(energy)
-    rows = _rows_per_chunk(queries, keys)
-    for q, k, g in zip(queries.split(rows), keys.split(rows), grad.split(rows)):
-        r = _reciprocals(q, k)  # [n,T,S,A]
-        to_energy += g.reshape(-1) @ r.flatten(0, 2)
-        slope = torch.addcmul(r, r, r, value=-1)  # r − r² = Q·∂(−r)/∂Q = K·∂(−r)/∂K
-        n, t, s, a = slope.shape
-        to_queries.append(torch.bmm(g.reshape(n * t, 1, s), slope.view(n * t, s, a)).view(n, t, a))
-        to_keys.append(slope.mul_(g.unsqueeze(-1)).sum(dim=1))
-    twice = 2 * energy
-    return (
-        torch.cat(to_queries).mul_(twice).div_(queries),
-        torch.cat(to_keys).mul_(twice).div_(keys),
-        grad.sum() - 2 * to_energy,
-    )
+            for q, k, g in zip(queries.split(n), keys.split(n), grad.contiguous().split(n)):
+                r = _reciprocals(q, k)  # [n,T,S,A]
+                to_energy += g.reshape(-1) @ r.flatten(0, 2)
+                slope = torch.addcmul(r, r, r, value=-1)  # r − r² = Q·∂(−r)/∂Q = K·∂(−r)/∂K
+                rows, t, s, a = slope.shape
+                to_queries.append(torch.bmm(g.reshape(rows * t, 1, s), slope.view(rows * t, s, a)).view(rows, t, a))
+                to_keys.append(slope.mul_(g.unsqueeze(-1)).sum(dim=1))
+            twice = 2 * energy
+            return (
+                torch.cat(to_queries).mul_(twice).div_(queries),
+                torch.cat(to_keys).mul_(twice).div_(keys),
+                grad.sum() - 2 * to_energy,
+            )
 
 
 def _reciprocals(q: Tensor, k: Tensor) -> Tensor:
