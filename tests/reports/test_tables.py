@@ -194,6 +194,11 @@ def test_terminal_output_has_the_same_cells(
     out = io.StringIO()
     print_comparison(comparison, out)
     assert "\x1b" in out.getvalue()
+    monkeypatch.setenv("COLUMNS", "90")  # columns of numbers are folded, names are not
+    narrow = io.StringIO()
+    long = tuple(replace(row, variant="scheduled_sampling") for row in comparison.rows)
+    print_comparison(replace(comparison, rows=long), narrow)
+    assert narrow.getvalue().count(" scheduled_sampling ") == 2
     assert any("a|b<i>" in line and "[−1.50, −0.50]" in line for line in out.getvalue().splitlines())
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     print_table(("name", "what"), [("a", "[bold]b[/bold]")])

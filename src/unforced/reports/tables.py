@@ -371,7 +371,7 @@ def _print_grid(console: Any, table: TextTable) -> None:
 
     grid = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for name, numeric in zip(table.header, table.numeric):
-        grid.add_column(Text(name), justify="right" if numeric else "left", overflow="fold")
+        grid.add_column(Text(name), justify="right" if numeric else "left", overflow="fold", no_wrap=not numeric)
     for row in table.rows:
         grid.add_row(*map(Text, row))
     console.print(f"\n{table.title}", soft_wrap=True)
