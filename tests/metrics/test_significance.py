@@ -23,15 +23,6 @@ def rows(values: np.ndarray) -> np.ndarray:
 # Intervals
 
 
-def test_interval_of_a_mean_is_normal() -> None:
-    values = np.random.default_rng(0).normal(3.0, 2.0, size=2000)
-    value, low, high = interval(mean, rows(values), samples=4000, seed=1)
-    half = 1.96 * values.std() / np.sqrt(len(values))
-    assert value == pytest.approx(values.mean())
-    assert low == pytest.approx(values.mean() - half, abs=0.1 * half)
-    assert high == pytest.approx(values.mean() + half, abs=0.1 * half)
-
-
 @pytest.mark.parametrize("level", [0.5, 0.9])
 def test_the_interval_agrees_with_scipy(level: float) -> None:
     values = np.random.default_rng(1).exponential(size=300)
@@ -40,6 +31,7 @@ def test_the_interval_agrees_with_scipy(level: float) -> None:
         (values,), np.mean, confidence_level=level, n_resamples=5000, method="percentile", rng=2
     ).confidence_interval
     width = theirs.high - theirs.low
+    assert ours.value == pytest.approx(values.mean())
     assert ours.low == pytest.approx(theirs.low, abs=0.08 * width)
     assert ours.high == pytest.approx(theirs.high, abs=0.08 * width)
 
@@ -138,11 +130,6 @@ def test_identical_systems_have_p_one_and_no_difference() -> None:
     assert interval(mean, rows(values), rows(values), samples=100) == (0.0, 0.0, 0.0)
 
 
-def test_smallest_p_value() -> None:
-    values = np.random.default_rng(5).normal(size=200)
-    assert paired_test(mean, rows(values + 1.0), rows(values), samples=999).p_value == 1 / 1000
-
-
 def test_the_test_agrees_with_scipy() -> None:
     rng = np.random.default_rng(6)
     a = rng.normal(size=40)
@@ -160,15 +147,6 @@ def test_the_test_is_exact_by_enumeration() -> None:
     """Differences 1, 2, 4: all eight signs give sums of distinct size, two of them as large as the observed one."""
     a, b = rows(np.array([1.0, 2.0, 4.0])), rows(np.zeros(3))
     assert paired_test(mean, a, b, samples=40000).p_value == pytest.approx(2 / 8, abs=0.01)
-
-
-def test_p_is_uniform_under_the_null() -> None:
-    rng = np.random.default_rng(8)
-    p = [
-        paired_test(mean, rows(rng.normal(size=30)), rows(rng.normal(size=30)), samples=200, seed=trial).p_value
-        for trial in range(200)
-    ]
-    assert scipy.stats.kstest(p, "uniform").pvalue > 1e-3
 
 
 def test_permutations_swap_an_example_in_all_seeds() -> None:
