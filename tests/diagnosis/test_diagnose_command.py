@@ -8,7 +8,7 @@ import pytest
 
 import unforced
 from unforced.cli import main
-from unforced.diagnosis.remedies import CONTINUED, REMEDIES
+from unforced.diagnosis.remedies import CONTINUED, REMEDIES, promising
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +42,14 @@ def test_the_command_writes_and_prints_five_rows(run: Path, capsys: pytest.Captu
     assert commands, "a model this bad can be improved"
     for command in commands:
         assert main([*shlex.split(command)[1:], "training.steps=1", "--quiet"]) == 0
+
+
+def test_an_oracle_is_tried_after_rows_that_are_none() -> None:
+    found = {name: {"headroom": 1.0, "interval": [0.5, 1.5], "unit": "points"} for name in REMEDIES}
+    found["ranking"]["headroom"], found["history"]["headroom"] = 9.0, 2.0
+    found["confidence"]["unit"] = "nats per token"
+    found["search"]["interval"] = [-0.5, 2.5]
+    assert promising(found) == ["history", "normalisation", "ranking", "confidence"]
 
 
 def test_python_takes_a_network_or_a_run(run: Path) -> None:

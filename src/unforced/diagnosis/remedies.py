@@ -38,9 +38,12 @@ class Trial(NamedTuple):
 
 
 def promising(found: Mapping[str, Any]) -> list[str]:
-    """Return the rows of diagnosis.json with a headroom above zero beyond chance, the largest first."""
+    """Return the rows of diagnosis.json with a headroom above zero beyond chance, the largest first.
+
+    ``ranking`` comes after the other rows in points, because its headroom is that of an oracle.
+    """
     rows = [name for name in REMEDIES if found[name]["interval"][0] > 0]
-    return sorted(rows, key=lambda name: (found[name]["unit"] != "points", -found[name]["headroom"]))
+    return sorted(rows, key=lambda name: (found[name]["unit"] != "points", name == "ranking", -found[name]["headroom"]))
 
 
 def command_to_try(name: str, run: Path) -> str:
