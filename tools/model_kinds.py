@@ -33,11 +33,11 @@ class Outcomes:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
             self.failed.append(report.nodeid)
-        told: dict[str, Any] = dict(report.user_properties)
-        if report.when == "call" and "objective" in told:
-            self.objectives[told["objective"]][told["column"]] = told["outcome"]
-        if report.when == "call" and "sweep" in told:
-            self.sweeps.append(told["sweep"])
+        recorded: dict[str, Any] = dict(report.user_properties)
+        if report.when == "call" and "objective" in recorded:
+            self.objectives[recorded["objective"]][recorded["column"]] = recorded["outcome"]
+        if report.when == "call" and "sweep" in recorded:
+            self.sweeps.append(recorded["sweep"])
 
 
 def objective_table(found: dict[str, dict[str, str]]) -> str:

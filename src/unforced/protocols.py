@@ -521,6 +521,6 @@ def require(model: Any, method: str, *names: str) -> None:
         elif "scores" in missing and isinstance(model, StepDecoder):
             message += (
                 ": it predicts the next token; train it with cross_entropy and decode it with beam, or choose a "
-                "masked model (masked, conditional_masked or field)"
+                "masked model (masked, conditional_masked, field, or AutoModelForMaskedLM of transformers)"
             )
         raise InputError(message)

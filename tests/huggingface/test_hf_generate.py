@@ -33,7 +33,7 @@ def end_more_often(hf: Any, seed: int) -> None:
 
 
 def prompts(name: str, seed: int) -> dict[str, Tensor]:
-    """Sources, or prompts padded at the left, as ``generate`` wants them."""
+    """Sources, or prompts padded at the left, as ``generate`` expects them."""
     made = collated(name, seed, left=True)
     if name in ENCODER_DECODERS:
         return {key: made[key] for key in ("input_ids", "attention_mask")}

@@ -99,6 +99,21 @@ def test_what_cannot_be_wrapped_has_the_losses_of_trainer(tmp_path: Path, model:
         trainer("gpt2", "scheduled_sampling", tmp_path, model=model(), data=[item] * 24).train()
 
 
+def test_a_micro_batch_without_labels_adds_nothing(tmp_path: Path) -> None:
+    """As when a collator has masked no token of it: the mean of no losses would be NaN."""
+    empty = {**HIDDEN, "labels": [-100] * 4}
+    options: dict[str, Any] = {"max_steps": 1, "per_device_train_batch_size": 1, **SGD}
+    runs = [
+        trainer("bert", "cross_entropy", tmp_path, data=data, gradient_accumulation_steps=len(data), **options)
+        for data in ([HIDDEN], [HIDDEN, empty])
+    ]
+    for run in runs:
+        run.train()
+    assert losses(runs[1]) == pytest.approx(losses(runs[0]))
+    for key, value in runs[0].model.state_dict().items():
+        torch.testing.assert_close(runs[1].model.state_dict()[key], value)
+
+
 def test_objectives_by_name_class_and_table(tmp_path: Path) -> None:
     kind = unforced.objectives.SoftBeam
     given = [kind(beam=2), kind, "soft_beam", {"name": "soft_beam", "beam": 2}]

@@ -323,7 +323,8 @@ def test_images_and_sounds(name: str) -> None:
     torch.testing.assert_close(cross_entropy(model, data), hf(**inputs, labels=labels).loss, rtol=1e-5, atol=1e-5)
     model.train()
     for objective in ("parallel_scheduled_sampling", "soft_beam", "minimum_risk"):
-        loss = unforced.objective(objective)(model, data, progress=Progress(), rng=torch.Generator().manual_seed(0))
+        rng = torch.Generator().manual_seed(0)
+        loss = unforced.objective(objective)(model, data, progress=Progress(step=5, total=10), rng=rng)
         assert loss.total.isfinite()
 
 

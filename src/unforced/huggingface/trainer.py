@@ -48,7 +48,8 @@ class OwnLoss:
         shifted = hasattr(plain, "config") and model_kind(plain) == "causal"
         labels = batch["labels"][:, 1:] if shifted else batch["labels"]
         count = labels.ne(NOT_SCORED).sum().float()
-        total = plain(**batch)["loss"] * count
+        output = plain(**batch)
+        total = output["loss"] * count if bool(count) else output["logits"].sum() * 0  # a mean of nothing is NaN
         return Loss(total, count, {"nll": (total.detach().float(), count)})
 
 
