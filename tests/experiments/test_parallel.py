@@ -207,15 +207,6 @@ def test_invalid_jobs_raise(serial: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
-def locked(folder: Path) -> bool:
-    """Whether a process is writing to the run."""
-    try:
-        with RunFolder(folder).writing(resume=True):
-            return False
-    except InputError:
-        return True
-
-
 def run_until_signal(run: Planned, quiet: bool) -> None:
     run.folder.touch()
     with catch_signals() as signals:
@@ -259,7 +250,7 @@ def test_signals_save_checkpoints(number: int, tmp_path: Path, capfd: pytest.Cap
     err = capfd.readouterr().err
     for name, run in zip(names, runs):
         assert f"{name}-1: interrupted, saved {run.checkpoints()[-1].name}" in err
-        assert not locked(run.path)
+        assert not run.locked()
 
 
 def wait_until(holds: Callable[[], bool], process: "subprocess.Popen[bytes] | None" = None) -> None:
@@ -280,7 +271,7 @@ def test_runs_stop_if_the_parent_process_ends(tmp_path: Path) -> None:
     process.kill()
     process.communicate()
     for run in (folder / "toy" / f"{name}-1" for name in names):
-        wait_until(lambda run=run: not locked(run))  # type: ignore[misc]
+        wait_until(lambda run=run: not RunFolder(run).locked())  # type: ignore[misc]
         assert RunFolder(run).finished() is None
         assert RunFolder(run).checkpoints()
 
@@ -293,5 +284,5 @@ def test_errors_of_the_parent_stop_runs(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr("unforced.experiments.compare.summarize", lambda *runs, **options: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         compare([recipe], root, jobs=2, quiet=True)
-    assert not locked(root / "toy" / "smoothed-1")
+    assert not RunFolder(root / "toy" / "smoothed-1").locked()
     assert (root / "toy" / "plain-1" / "mine.txt").read_text() == "not a run"
