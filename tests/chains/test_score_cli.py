@@ -132,7 +132,7 @@ def test_lines_that_cannot_be_scored_are_skipped(root: Path, monkeypatch, capsys
     assert [row[4] for row in rows] == text.splitlines()
     assert [row[0] == "" for row in rows] == [False, True, True, False]
     assert rows[1] == ["", "", "", "0", "zebra"]
-    assert "scored 2 lines" in err
+    assert "lines scored: 2" in err
     assert "skipped 2 of 4 lines; standard input:2: 'zebra' is not in the model's vocabulary" in err
     feed(monkeypatch, text)
     assert main([*words, "--json", "--quiet"]) == 0
@@ -182,17 +182,22 @@ def test_folders_without_a_masked_model(root: Path, tmp_path: Path, monkeypatch,
     write_run(tmp_path / "causal", {"name": "language", "train": str(text)}, causal)
     shutil.copytree(root / "bert", tmp_path / "gpt2")
     tf.GPT2LMHeadModel(tf.GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=15)).save_pretrained(tmp_path / "gpt2")
+    shutil.copytree(root / "bert", tmp_path / "foreign")
+    small = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    tf.BertForMaskedLM(tf.BertConfig(vocab_size=591, **small)).save_pretrained(tmp_path / "foreign")
     messages = {
+        "foreign": "the tokenizer has only 15 tokens, but BertForMaskedLM scores 591",
         "causal": "which is not a masked model",
         "gpt2": "holds a GPT2LMHeadModel, which is not a masked model",
         "absent": "is neither a run folder nor a folder saved by transformers",
     }
     for name, message in messages.items():
-        feed(monkeypatch, "the cat\n")
-        assert main(["score", str(tmp_path / name)]) == 2, name
-        out, err = capsys.readouterr()
-        assert message in err.splitlines()[-1], name
-        assert out == ""
+        for words in (["score"], ["sample", "-o", str(tmp_path / "out"), "--length", "2"]):
+            feed(monkeypatch, "the cat\n")
+            assert main([*words, str(tmp_path / name)]) == 2, name
+            out, err = capsys.readouterr()
+            assert message in err.splitlines()[-1], name
+            assert out == ""
 
 
 def test_words_of() -> None:

@@ -86,7 +86,7 @@ def score(
         raise InputError(f"none of the lines could be scored; {errors[0]}")
     if not quiet:
         command = f"unforced sample {shlex.quote(str(model))} -o chains{' --length 8' if reader.task is None else ''}"
-        write_error(f"scored {scored} lines; lower energies are more probable. To sample: {command}\n")
+        write_error(f"lines scored: {scored}; lower energies are more probable. To sample: {command}\n")
     if errors:
         write_error(f"unforced: skipped {len(errors)} of {scored + len(errors)} lines; {errors[0]}\n")
 
