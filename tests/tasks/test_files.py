@@ -140,6 +140,11 @@ def test_arrays(tmp_path: Path) -> None:
         path.write_bytes(bad)
         with pytest.raises(InputError, match=r"is not an \.npz file"):
             read_npz(path, ["x"])
+    start = content.index(b"PK\1\2")  # of the directory; the flags of the first entry follow after 8 bytes
+    for flag in (0x01, 0x40):  # encrypted
+        path.write_bytes(content[: start + 8] + bytes([flag]) + content[start + 9 :])
+        with pytest.raises(InputError, match=r"is not an \.npz file"):
+            read_npz(path, ["x"])
     np.savez(path, objects=np.array([object()]))
     with pytest.raises(InputError, match=r"is not an \.npz file of plain arrays"):
         read_npz(path, ["objects"])

@@ -130,7 +130,8 @@ def compare(
     Parameters
     ----------
     words
-        Recipes, and settings such as training.epochs=3 for all of them.
+        Recipes, and settings such as training.epochs=3 for all of them. "variant:NAME" in a recipe is the run of that
+        variant with the same seed, which is trained first.
     root
         Folder of the runs; finished runs are kept, interrupted runs are continued.
     variants

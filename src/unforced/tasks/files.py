@@ -190,5 +190,5 @@ def read_npz(
             return {name: arrays[name] for name in (*names, *optional) if name in arrays}
     except OSError as error:
         raise _unreadable(path, error) from None
-    except (zipfile.BadZipFile, zlib.error, ValueError, EOFError, TypeError) as error:
+    except (zipfile.BadZipFile, zlib.error, ValueError, EOFError, TypeError, RuntimeError, MemoryError) as error:
         raise InputError(f"{path}: is not an .npz file of plain arrays ({error})") from None

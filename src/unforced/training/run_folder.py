@@ -207,7 +207,7 @@ BEST = {"checkpoint": str, "metric": str, "score": float, "step": int}
 FINISHED = {"steps": int, "epochs": float, "seconds": float, "tokens": int, "reason": str}
 PREDICTION = {"source": object, "answers": list, "output": str}
 METRIC = {"score": float, "higher_is_better": bool, "signature": str, "statistics": [[float]]}
-SCORES = {"split": str, "decoder": str, "seconds": float, "examples": int, "metrics": {...: METRIC}}
+SCORES = {"split": str, "decoder": str, "options?": dict, "seconds": float, "examples": int, "metrics": {...: METRIC}}
 BEFORE_RUN = {"lock", "recipe.toml", "codec.json"}  # files of a writer that was killed before it wrote run.json
 
 
