@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from unforced import models as models
     from unforced import objectives as objectives
     from unforced import tasks as tasks
-    from unforced.api import Loaded as Loaded
     from unforced.api import batch as batch
     from unforced.api import compare as compare
     from unforced.api import decode as decode
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from unforced.api import evaluate as evaluate
     from unforced.api import fit as fit
     from unforced.api import fitted as fitted
-    from unforced.api import load as load
     from unforced.api import model as model
     from unforced.api import objective as objective
     from unforced.api import report as report
@@ -46,6 +44,8 @@ if TYPE_CHECKING:
     from unforced.protocols import Objective as Objective
     from unforced.protocols import StepDecoder as StepDecoder
     from unforced.protocols import Task as Task
+    from unforced.training.loading import Loaded as Loaded
+    from unforced.training.loading import load as load
     from unforced.types import Batch as Batch
     from unforced.types import DecoderState as DecoderState
     from unforced.types import Encoded as Encoded

@@ -44,11 +44,6 @@ if TYPE_CHECKING:
     from unforced.chains.scoring import Score
     from unforced.diagnosis.diagnose import Diagnosis
 
-__all__ = [
-    "Loaded", "batch", "compare", "decode", "diagnose", "evaluate", "fit", "fitted", "load", "model", "objective", "report", "sample",
-    "score", "task", "train",
-]  # fmt: skip
-
 RUNS = Path("runs")
 Table = Mapping[str, Any]  # a name and fields, as in a recipe
 

@@ -48,7 +48,7 @@ def test_registered_classes(kind: str, name: str) -> None:
     assert not {"name", "method"} & {field.name for field in fields_of(cls)}, "these keys select the class"
     assert name_of(kind, cls) == name
     for field in describe(cls):
-        assert field["type"]
+        assert field["expected"]
         assert field["doc"], f"{name}.{field['name']} needs a comment"
     instance = example(kind, name)
     assert build(cls, to_mapping(instance), name) == instance

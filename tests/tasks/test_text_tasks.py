@@ -198,14 +198,6 @@ def test_summarization(data: Path) -> None:
     assert [metric.name for metric in task.metrics()] == ["rouge_l", "rouge_1", "rouge_2"]
 
 
-@pytest.mark.parametrize(
-    "task", [Translation(), Dialogue(), Summarization(), Phonemes(), G2P(dictionary="0.7b")], ids=repr
-)
-def test_missing_data_sets_say_where_they_come_from(data: Path, task: Task) -> None:
-    with pytest.raises(InputError, match=r"Get it from https://github\.com/"):
-        task.read("train")
-
-
 def test_several_g2p_references_are_encoded() -> None:
     codec = G2P().fit([Example("read", "R IY D"), Example("red", "R EH D")])
     assert codec.encode(Example("red", "R EH D", ("R EH D",))).references == ()

@@ -21,7 +21,7 @@ def list_(kind: Kind | None = None, /, *, json_: Annotated[bool, Parameter(name=
     kind
         Kind of names, or training for the fields of [training] with their defaults (default: the names of all kinds).
     json_
-        Print all fields with types, defaults and choices as JSON.
+        Print all fields with values, defaults and choices as JSON.
     """
     from unforced.recipes.listing import entries
     from unforced.recipes.recipe import spell_none

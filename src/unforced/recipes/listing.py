@@ -3,7 +3,6 @@
 import inspect
 import re
 import sys
-from collections.abc import Callable
 from dataclasses import is_dataclass
 from typing import Any, Literal, get_args, get_origin
 
@@ -46,7 +45,7 @@ def summary(cls: type) -> str:
 
 
 def describe(cls: type) -> list[dict[str, Any]]:
-    """Describe the fields of a dataclass: name, type, allowed values, default and documentation.
+    """Describe the fields of a dataclass: name, allowed values, default and documentation.
 
     >>> from unforced.objectives.scheduled_sampling import ScheduledSampling
     >>> describe(ScheduledSampling)[0]["choices"]
@@ -56,7 +55,6 @@ def describe(cls: type) -> list[dict[str, Any]]:
     return [
         {
             "name": field.name,
-            "type": spell(hints[field.name]),
             "expected": expected(hints[field.name]),
             "required": required(field),
             "default": to_plain(default_of(field), hints[field.name]),
@@ -88,23 +86,3 @@ def choices(hint: Any) -> list[Any] | None:
         kind = kind_of(option)
         found += get_args(option) if get_origin(option) is Literal else REGISTRY[kind] if kind else ()
     return list(dict.fromkeys(found)) or None
-
-
-def spell(hint: Any) -> str:
-    """Write a type as Python does: ``int | None``, ``tuple[float, ...]``."""
-    words: list[str] = []
-    for option in options_of(hint):
-        origin, args = get_origin(option), get_args(option)
-        if origin is Literal:
-            words += [type(choice).__name__ for choice in args]
-        elif kind_of(option) is not None:
-            words.append("named")
-        elif origin is tuple:
-            words.append(f"tuple[{', '.join('...' if arg is Ellipsis else spell(arg) for arg in args)}]")
-        elif origin is Callable:
-            words.append("function")
-        elif option is type(None):
-            words.append("None")
-        else:
-            words.append(option.__name__ if isinstance(option, type) and not args else str(option))
-    return " | ".join(dict.fromkeys(words))
