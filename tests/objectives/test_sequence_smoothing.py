@@ -189,17 +189,6 @@ def test_lazy_hamming_in_closed_form(vocabulary: Any) -> None:
         torch.testing.assert_close(found.metrics[key], plain.metrics[key])
 
 
-@pytest.mark.parametrize("fields", [{"lazy": True, "samples": None}, {}], ids=str)
-@pytest.mark.parametrize("tau", [0.01, 0.1, math.inf])
-def test_long_outputs_of_a_large_vocabulary_are_finite(fields: Any, tau: float) -> None:
-    model = LSTM(hidden=4, embedding=4).build(Sizes(target=32_000))
-    batch = batch_of([list(range(3, 103))])
-    loss = loss_of(fit(SequenceSmoothing(tau=tau, **fields), codec(32_000)), model, batch)
-    loss.total.backward()
-    assert loss.total.isfinite()
-    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
-
-
 # Losses of networks
 
 
@@ -401,14 +390,6 @@ def test_unused_ids_are_not_learned(fields: Any) -> None:
         unused = gradient[:, [0, 1, 7, 8]]
         assert (unused >= 0).all()
         assert (unused > 0).any()
-
-
-def test_samples_belong_to_their_examples() -> None:
-    batch, objective = sourced(), fit(SequenceSmoothing(tau=2.0, samples=8))
-    full = [as_lists(rows) for rows in drawn(objective, batch).outputs]
-    part = drawn(objective, batch.select(torch.tensor([2, 0]))).outputs
-    assert [as_lists(rows) for rows in part] == [full[2], full[0]]
-    assert full != [as_lists(rows) for rows in drawn(objective, batch, seed=1).outputs]
 
 
 def test_longest_bounds_edited_outputs() -> None:
