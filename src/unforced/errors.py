@@ -52,7 +52,7 @@ def nearest(word: str, known: Iterable[str], prefix: str = "") -> str:
 def standard_error() -> TextIO | None:
     """Return standard error, also while rich draws bars there and replaces it; None if it is closed."""
     stream: TextIO | None = getattr(sys.stderr, "rich_proxied_file", sys.stderr)
-    return None if stream is None or stream.closed else stream
+    return None if stream is None or getattr(stream, "closed", False) else stream  # it may be any object that writes
 
 
 def write_error(text: str) -> None:

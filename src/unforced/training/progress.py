@@ -27,12 +27,13 @@ class ErrorStream(io.TextIOBase):
 
     def isatty(self) -> bool:
         stream = standard_error()
-        return stream is not None and stream.isatty()
+        isatty = getattr(stream, "isatty", None)  # standard error may be any object that writes
+        return isatty is not None and bool(isatty())
 
     @property
     def encoding(self) -> str:  # type: ignore[override]  # rich draws bars with the characters that it allows
         stream = standard_error()
-        return "utf-8" if stream is None else stream.encoding
+        return getattr(stream, "encoding", None) or "utf-8"
 
 
 class Display:
