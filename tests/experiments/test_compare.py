@@ -126,7 +126,7 @@ def begin(run: Planned) -> None:
     }
     info = {"name": run.recipe.name, "variant": run.recipe.baseline, "seed": run.seed, "facts": facts}
     RunFolder(run.folder).create(recipe=run.recipe.to_toml(), info=info, codec=codec.to_json())
-    events = [{"kind": "train", "step": s, "loss": 1 / s, "nll": 1 / s} for s in (10, 20)]
+    events = [{"kind": "train", "step": s, "epoch": s / 20, "loss": 1 / s, "nll": 1 / s} for s in (10, 20)]
     (run.folder / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
 
 
