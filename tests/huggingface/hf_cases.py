@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from unforced.huggingface.batches import make_batch
 from unforced.huggingface.wrap import wrap
-from unforced.types import Batch
+from unforced.objectives.cross_entropy import CrossEntropy
+from unforced.types import Batch, Progress
 
 tf = pytest.importorskip("transformers")
 tf.logging.set_verbosity_error()
@@ -223,6 +224,11 @@ def features(model: Any, made: Batch) -> Tensor:
     """Teacher-forced features [B,T,H]."""
     found: Tensor = model.advance(model.start(made), model.embed(made.prefix))[0]
     return found
+
+
+def cross_entropy(model: Any, data: Batch) -> Tensor:
+    """The mean cross-entropy of a batch."""
+    return CrossEntropy()(model, data, progress=Progress(), rng=torch.Generator()).mean
 
 
 def leaves(tree: Any) -> list[Tensor]:

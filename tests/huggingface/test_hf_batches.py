@@ -4,18 +4,13 @@ from typing import Any
 
 import pytest
 import torch
-from hf_cases import CAUSAL, DECODERS, ENCODER_DECODERS, collated, fast, features, tokens
+from hf_cases import CAUSAL, DECODERS, ENCODER_DECODERS, collated, cross_entropy, fast, features, tokens
 
 from unforced.decoding import Beam, Greedy
 from unforced.errors import InputError
 from unforced.huggingface.batches import make_batch
 from unforced.huggingface.wrap import wrap
-from unforced.objectives.cross_entropy import CrossEntropy
-from unforced.types import Batch, Progress
-
-
-def loss(model: Any, made: Batch) -> torch.Tensor:
-    return CrossEntropy()(model, made, progress=Progress(), rng=torch.Generator()).mean
+from unforced.types import Batch
 
 
 def agree(a: torch.Tensor, b: torch.Tensor) -> None:
@@ -26,7 +21,7 @@ def agree(a: torch.Tensor, b: torch.Tensor) -> None:
 @pytest.mark.parametrize("name", DECODERS)
 def test_cross_entropy_is_the_models_own_loss(name: str, seed: int) -> None:
     model, data = DECODERS[name].wrapped(seed), collated(name, seed)
-    ours, theirs = loss(model, make_batch(model, **data)), model.model(**data).loss
+    ours, theirs = cross_entropy(model, make_batch(model, **data)), model.model(**data).loss
     agree(ours, theirs)
     learnt = [p for p in model.parameters() if p.requires_grad]
     mine, others = (torch.autograd.grad(value, learnt, allow_unused=True) for value in (ours, theirs))
@@ -43,7 +38,7 @@ def test_prompts_may_be_padded_on_either_side(name: str) -> None:
     assert torch.equal(right.gold, left.gold)
     assert torch.equal(right.prefix, left.prefix)
     assert torch.equal(right.source, left.source)  # type: ignore[arg-type]
-    agree(loss(model, left), model.model(**collated(name, 3)).loss)
+    agree(cross_entropy(model, left), model.model(**collated(name, 3)).loss)
 
 
 def test_a_dialogue_becomes_an_example_for_each_turn_that_is_scored() -> None:
@@ -59,7 +54,7 @@ def test_a_dialogue_becomes_an_example_for_each_turn_that_is_scored() -> None:
     assert made.source_mask is not None
     assert made.source_mask.sum(dim=1).tolist() == [1, 5, 2]  # the last token of a prompt is the first input
     assert made.prefix[:, 0].tolist() == [int(ids[0, 1]), int(ids[0, 5]), int(ids[1, 2])]
-    agree(loss(model, made), model.model(input_ids=ids, labels=labels).loss)
+    agree(cross_entropy(model, made), model.model(input_ids=ids, labels=labels).loss)
 
 
 def test_rows_without_labels_are_left_out() -> None:
@@ -70,7 +65,7 @@ def test_rows_without_labels_are_left_out() -> None:
     assert len(make_batch(model, ids, None, labels)) == 2
     nothing = make_batch(model, ids, None, torch.full_like(ids, -100))
     assert nothing.tokens == 0
-    assert float(loss(model, nothing).detach()) == 0
+    assert float(cross_entropy(model, nothing).detach()) == 0
 
 
 @pytest.mark.parametrize("name", ["bart", "mbart"])
@@ -84,7 +79,7 @@ def test_the_start_symbol_may_differ_between_examples(name: str) -> None:
     made = make_batch(model, **data)
     if name == "mbart":
         assert made.prefix[:, 0].tolist() == [3, 4, 3, 4]
-    agree(loss(model, made), hf(**data).loss)
+    agree(cross_entropy(model, made), hf(**data).loss)
     for b in range(4):  # a search starts with it, too
         alone = made.select(torch.tensor([b]))
         symbols = model.symbols._replace(bos=int(made.prefix[b, 0]))

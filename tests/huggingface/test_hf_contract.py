@@ -6,23 +6,18 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hf_cases import DECODERS, V, batch_for, collated, fast, features, leaves
+from hf_cases import DECODERS, V, batch_for, collated, cross_entropy, fast, features, leaves
 
 from unforced.huggingface.wrap import wrap
-from unforced.objectives.cross_entropy import CrossEntropy
 from unforced.ops import state_rows
 from unforced.protocols import StepDecoder
-from unforced.types import Batch, Progress
+from unforced.types import Batch
 
 FEW = pytest.mark.parametrize("name", fast(DECODERS))
 
 
 def close(name: str, a: Any, b: Any) -> None:
     torch.testing.assert_close(a, b, rtol=0, atol=DECODERS[name].near)
-
-
-def loss(model: Any, batch: Batch) -> torch.Tensor:
-    return CrossEntropy()(model, batch, progress=Progress(), rng=torch.Generator()).mean
 
 
 def made(name: str) -> tuple[Any, Batch]:
@@ -195,9 +190,9 @@ def test_gradients_through_states_agree_with_finite_differences(name: str) -> No
 def test_bfloat16_autocast_stays_close_and_trains(name: str) -> None:
     model = DECODERS[name].wrapped()
     model, batch = model.float(), batch_for(name, model)
-    exact = loss(model, batch)
+    exact = cross_entropy(model, batch)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        near = loss(model, batch)
+        near = cross_entropy(model, batch)
         mixture = model.embed_mix(torch.softmax(torch.randn(2, 1, V), dim=-1))
     assert mixture.dtype == torch.float32
     assert abs(float(near.detach()) - float(exact.detach())) < 0.2 * float(exact.detach())

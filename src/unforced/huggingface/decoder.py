@@ -175,7 +175,10 @@ class WrappedModel(nn.Module):
 
     def embed_mix(self, weights: Tensor) -> Tensor:
         if not self.takes_mixtures:
-            raise InputError(f"{class_name(self.model)} takes only the embeddings of single tokens, not mixtures")
+            raise InputError(
+                f"{class_name(self.model)} takes only the embeddings of single tokens, not mixtures: use a method that "
+                "feeds tokens"
+            )
         size = weights.shape[-1]
         if self.scale is None:
             table = self.embedding(torch.arange(size, device=weights.device))

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from unforced.errors import InputError
 
 CACHE_NAMES = ("past_key_values", "cache_params")  # what forward functions call the cache
+ONLY = "only cross_entropy can train it"
 AUTO_CLASSES = "AutoModelForSeq2SeqLM, AutoModelForCausalLM or AutoModelForMaskedLM"
 
 
@@ -39,7 +40,7 @@ def find_parts(model: Any) -> Parts:
         steps = path.split(".")
         bodies = [".".join(steps[: n + 1]) for n in range(len(steps))]
     if not path:
-        raise InputError(f"{class_name(model)} has no decoder module separate from its output layer")
+        raise InputError(f"{class_name(model)} has no decoder module separate from its output layer: {ONLY}")
     missing = set()
     for name in bodies:
         body = owner.get_submodule(name)
@@ -51,7 +52,7 @@ def find_parts(model: Any) -> Parts:
             cache = next((known for known in CACHE_NAMES if known in accepts), "")
             return Parts(submodule_path(model, owner), tuple(path.split(".")), name, accepts, cache)
         missing |= lacking
-    raise InputError(f"the decoder of {class_name(model)} does not take {' and '.join(sorted(missing))}")
+    raise InputError(f"the decoder of {class_name(model)} does not take {' and '.join(sorted(missing))}: {ONLY}")
 
 
 def base_model(model: Any) -> Any:

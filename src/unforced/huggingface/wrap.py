@@ -14,6 +14,7 @@ from unforced.huggingface.masked import WrappedMasked
 from unforced.huggingface.model_spec import HuggingFace
 from unforced.huggingface.parts import (
     AUTO_CLASSES,
+    ONLY,
     FeaturesOutput,
     base_model,
     class_name,
@@ -120,11 +121,17 @@ def _check_decoder(wrapped: WrappedDecoder) -> None:
     try:
         at_once = _stepwise_scores(wrapped, state, inputs, [TRIAL_TOKENS])
     except FAILURES as error:
-        raise InputError(f"{name} does not take embeddings (inputs_embeds) alone: {one_line(error)}") from error
+        raise InputError(
+            f"{name} does not take embeddings (inputs_embeds) alone: {ONLY} ({one_line(error)})"
+        ) from error
     if not _equal(at_once, expected):
-        raise InputError(f"{name} does not take embeddings (inputs_embeds), or does not score features separately")
+        raise InputError(
+            f"{name} does not take embeddings (inputs_embeds), or does not score features separately: {ONLY}"
+        )
     if not _equal(_stepwise_scores(wrapped, state, inputs[:, :-2], [TRIAL_TOKENS - 2]), expected[:, :-2]):
-        raise InputError(f"the scores of {name} depend on later tokens (is it loaded with is_decoder=True?)")
+        raise InputError(
+            f"the scores of {name} depend on later tokens: load it with is_decoder=True if it is a decoder"
+        )
     fault = _step_fault(wrapped, state, inputs, expected)
     if fault and "position_ids" in wrapped.parts.accepts:
         padding = getattr(wrapped.embedding, "padding_idx", None) or 0
