@@ -168,3 +168,13 @@ def test_empty_updates_are_refused_after_a_tenth_or_a_hundred(planned: int, upda
         watch.add(planned, {"loss": (0.0, 0.0)})
     with pytest.raises(InputError, match=f"nothing was scored in {updates} updates"):
         watch.add(planned, {"loss": (0.0, 0.0)})
+
+
+def test_the_warning_comes_after_a_tenth_of_a_long_training() -> None:
+    watch, update = Watch(SLOW), {"loss": (1.0, 1.0), "fed": (1.0, 100.0)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(499):
+            watch.add(5000, update)
+    with pytest.warns(UserWarning, match=r"only 1\.0% of the inputs"):
+        watch.add(5000, update)
