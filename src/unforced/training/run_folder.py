@@ -442,4 +442,8 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     ['world is 2 in the run and absent now', 'file is absent in the run and 3 now']
     """
     pairs = {key: (old.get(key, "absent"), new.get(key, "absent")) for key in [*old, *new]}
-    return [f"{key} is {then} in the run and {now} now" for key, (then, now) in pairs.items() if then != now]
+    return [
+        f"{key} is {str(then):.60} in the run and {str(now):.60} now"
+        for key, (then, now) in pairs.items()
+        if then != now
+    ]
