@@ -443,7 +443,5 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """
     pairs = {key: (old.get(key, "absent"), new.get(key, "absent")) for key in [*old, *new]}
     return [
-        f"{key} is {str(then):.60} in the run and {str(now):.60} now"
-        for key, (then, now) in pairs.items()
-        if then != now
+        f"{key} is {then!s:.60} in the run and {now!s:.60} now" for key, (then, now) in pairs.items() if then != now
     ]
