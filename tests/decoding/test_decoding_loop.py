@@ -1,96 +1,14 @@
-"""The loop takes soft selectors as well: a small relaxed beam search (CRB Algorithm 3) runs through it unchanged."""
+"""The parts of the search loop: moves, the trace that is read back, and the first input."""
 
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import replace
 
 import pytest
 import torch
-from small_models import FIXED, SOURCES, lstm, make_batch, toy
-from torch import Tensor
+from small_models import SOURCES, lstm, make_batch
 
 from unforced.decoding import Beam, Greedy
-from unforced.decoding.search import HardMove, Nodes, SearchResult, Selection, follow, hypotheses, search
-from unforced.models.transformer import Transformer
-from unforced.ops import state_rows
-from unforced.types import DecoderState, Sizes
-
-BANNED = -1e4  # finite, so that squared differences stay numbers
-
-
-class SoftMove(NamedTuple):
-    weights: Tensor  # [B,K,V]
-    pointers: Tensor  # [B,K,k']
-
-    def follow(self, state: DecoderState) -> DecoderState:
-        return state_rows.mix(state, self.pointers)
-
-    def inputs(self, model) -> Tensor:
-        return model.embed_mix(self.weights.flatten(0, 1).unsqueeze(1))
-
-
-class SoftMemory(NamedTuple):
-    scores: Tensor  # [B,K]
-    costs: Tensor  # [B,K]
-    gold: Tensor  # [B,T]
-
-
-@dataclass(frozen=True)
-class SoftTopK:
-    width: int
-    alpha: float
-    gold: Tensor
-
-    def begin(self, limits: Tensor) -> SoftMemory:
-        zeros = torch.zeros(len(limits), self.width, dtype=torch.float64)
-        return SoftMemory(zeros, zeros, self.gold)
-
-    def select(self, t: int, scores: Tensor, memory: SoftMemory, last: Tensor | None) -> Selection:
-        b, k, v = scores.shape
-        allowed = torch.ones(v, dtype=torch.bool).index_fill(0, torch.tensor(FIXED.banned), False)
-        local = torch.where(allowed, scores.log_softmax(dim=-1), BANNED)
-        s = (memory.scores[:, :k].unsqueeze(2) + local).flatten(1)  # [B,k·V]
-        m = s.topk(self.width, dim=1).values
-        p = torch.softmax(-self.alpha * (s.unsqueeze(1) - m.unsqueeze(2)) ** 2, dim=2)
-        p = p.unflatten(2, (k, v))  # [B,K,k,V]
-        pointers, weights = p.sum(dim=3), p.sum(dim=2)
-        wrong = (torch.arange(v) != memory.gold[:, t : t + 1]).to(p.dtype).unsqueeze(1)  # [B,1,V]
-        costs = (weights * wrong).sum(dim=2) + (pointers @ memory.costs[:, :k].unsqueeze(2)).squeeze(2)
-        totals = (p.flatten(2) * s.unsqueeze(1)).sum(dim=2)
-        best = p.detach().flatten(2).argmax(dim=2)
-        record = Nodes(best % v, best // v)
-        running = torch.ones(b, dtype=torch.bool)
-        return Selection(SoftMemory(totals, costs, memory.gold), SoftMove(weights, pointers), record, running)
-
-
-def transformer(seed: int, vocabulary: int):
-    torch.manual_seed(seed)
-    spec = Transformer(width=8, heads=2, encoder_layers=1, decoder_layers=1, feedforward=16, dropout=0.0)
-    return spec.build(Sizes(target=vocabulary, source=6)).double()
-
-
-@pytest.mark.parametrize("build", [toy, lstm, transformer], ids=["toy", "lstm", "transformer"])
-@pytest.mark.parametrize("k", [1, 3])
-def test_a_soft_selector_runs_through_the_same_loop(build, k):
-    model, batch = build(3, 7).eval(), make_batch(SOURCES, FIXED)
-    gold = torch.tensor([[3, 4, 3, 3], [2, 2, 2, 0], [5, 0, 0, 0], [6, 5, 4, 3]])
-    found = search(model, batch, SoftTopK(k, 1e7, gold), batch.length)
-    hard = Beam(k, 0.0, k, finished="stay")(model, batch)
-    torch.testing.assert_close(found.memory.scores, hard.log_probs, atol=1e-6, rtol=1e-6)
-    inside = torch.arange(4) < batch.length.view(-1, 1, 1)
-    hamming = ((hard.tokens != gold.unsqueeze(1)) & inside).sum(dim=2)
-    torch.testing.assert_close(found.memory.costs, hamming.double(), atol=1e-6, rtol=1e-6)
-
-    ends = (batch.length - 1).unsqueeze(1).expand(-1, k)
-    walked = hypotheses(found, batch, ends, torch.arange(k).expand(4, k), found.memory.scores, found.memory.scores)
-    assert walked.tokens.tolist() == hard.tokens.tolist()
-
-    # and gradients reach all parameters through scores, inputs and mixed states
-    relaxed = search(model, batch, SoftTopK(k, 0.5, gold), batch.length).memory
-    relaxed.costs.sum().backward()
-    for name, parameter in model.named_parameters():
-        if "table" not in name and parameter.grad is None:
-            pytest.fail(f"no gradient for {name}")
-        assert parameter.grad.isfinite().all()
+from unforced.decoding.search import HardMove, Nodes, SearchResult, follow
+from unforced.types import DecoderState
 
 
 def test_a_move_that_keeps_the_order_copies_nothing():

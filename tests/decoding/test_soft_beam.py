@@ -147,18 +147,6 @@ def test_at_any_alpha_it_is_the_recurrence_written_out(build, symbols, kind, alp
         torch.testing.assert_close(found.running[0].exp(), 1 - phi, rtol=1e-9, atol=1e-9)
 
 
-@MODELS
-@SYMBOLS
-def test_smooth_decoding_may_find_other_outputs(build, symbols):
-    """What mixtures agree on is not always what the best single hypothesis says."""
-    batch, same = make_batch(SOURCES, symbols), []
-    for seed in range(12):
-        model = build(seed, 7)
-        smooth = SoftBeamSearch(3, 0.05, keep=None, max_length=more_steps(batch))(model, batch)
-        same.append(smooth.ids(symbols) == hard(model, batch, 3).ids(symbols))
-    assert not all(same)
-
-
 @torch.no_grad()
 def test_a_local_model_stays_normalised():
     """What all continuations have together, running and ended, is what the hypotheses had."""
@@ -189,20 +177,6 @@ def test_the_start_of_the_papers_collapses_the_beam(build):
     expected = hard(model, batch, k).log_probs.double()
     torch.testing.assert_close(right.scores + right.offset.unsqueeze(1), expected, rtol=1e-6, atol=1e-6)
     assert expected.std() > 0.01
-
-
-@pytest.mark.parametrize("alpha", [0.1, 1.0, 30.0])
-@pytest.mark.parametrize("extra", [False, True])
-def test_all_candidates_have_the_weights_of_the_definition(alpha, extra):
-    torch.manual_seed(0)
-    b, k, v = 3, 2, 6
-    so_far, scores = torch.randn(b, k, dtype=torch.float64), torch.randn(b, k, v, dtype=torch.float64)
-    costs = torch.rand(b, v, dtype=torch.float64) if extra else None
-    offer = Continuations(so_far, torch.ones(b, k, dtype=torch.bool), scores, costs, torch.tensor([], dtype=torch.long))
-    table = so_far.unsqueeze(2) + scores + (0 if costs is None else costs.unsqueeze(1))
-    chosen = mixtures(all_candidates(offer), 3, alpha)
-    torch.testing.assert_close(chosen.log_weights.exp(), soft_top_k(table.flatten(1), 3, alpha))
-    assert chosen.bound.tolist() == [0.0] * b
 
 
 @pytest.mark.parametrize("alpha", [0.3, 1.0, 10.0, 100.0])
