@@ -2,6 +2,8 @@
 
 import json
 import os
+import platform
+import resource
 import signal
 import subprocess
 import sys
@@ -17,7 +19,7 @@ from unforced.errors import InputError
 from unforced.objectives.parallel_scheduled_sampling import ParallelScheduledSampling
 from unforced.objectives.scheduled_sampling import ScheduledSampling
 from unforced.training import checkpoints
-from unforced.training.distributed import start
+from unforced.training.distributed import start, tune_process
 from unforced.training.run_folder import RunFolder
 
 OPTIONS: dict[str, Any] = {"epochs": 3, "batch_tokens": 150, "log_every": 1, "learning_rate": 0.01, "log_samples": True}
@@ -37,6 +39,18 @@ torch.distributed.destroy_process_group()
 
 def losses(folder: Path) -> list[float]:
     return [event["loss"] for event in RunFolder(folder).events("train")]
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no mallopt")
+def test_freed_memory_is_kept() -> None:
+    tune_process()
+
+    def page_faults() -> int:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        torch.ones(20_000_000)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    assert [page_faults() for _ in range(5)][-1] < 1000  # 20,000 if its pages are mapped anew
 
 
 @pytest.mark.slow

@@ -1,10 +1,11 @@
-"""Processes of one run: start accelerate, act in the main process, handle signals."""
+"""Processes of one run: memory, accelerate, work of the main process, signals."""
 
+import ctypes
 import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -16,6 +17,22 @@ from accelerate.utils import DistributedDataParallelKwargs, broadcast_object_lis
 from unforced.errors import InputError
 
 T = TypeVar("T")
+
+
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # parameters of mallopt
+
+
+def tune_process() -> None:
+    """Flush denormal numbers to zero, and keep freed memory in this process.
+
+    An update frees and allocates the same large tensors again. By default, glibc returns them to the system, which
+    then clears and maps their pages anew; for an LSTM with 8,000 words this took a sixth of the time.
+    """
+    torch.set_flush_denormal(True)
+    with suppress(AttributeError):  # other C libraries have no mallopt
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(M_MMAP_MAX, 0)
+        mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def start(precision: str) -> Accelerator:

@@ -49,7 +49,7 @@ def train(recipe: Recipe, folder: str | Path, *, resume: bool = False, quiet: bo
     save a checkpoint and raise ``SystemExit`` with 143 or 130. At the end a model that the recipe holds as an
     ``nn.Module`` has the best weights.
     """
-    torch.set_flush_denormal(True)
+    distributed.tune_process()
     run = RunFolder(folder)
     accelerator = distributed.start(recipe.training.precision)
     on_main(accelerator, lambda: run.check_content(resume))
