@@ -102,6 +102,12 @@ def test_a_run_is_not_overwritten(place: Path, capsys: pytest.CaptureFixture[str
     assert main(words) == 2
     assert "is not empty" in capsys.readouterr().err
     assert main([*words, "--resume"]) == 0  # it had finished: nothing to do
+    capsys.readouterr()
+    assert main(["train", str(place / "run"), "--resume"]) == 0  # the same, by the run folder
+    out, err = capsys.readouterr()
+    assert (out, err) == (f"{place}/run\n", f"next: unforced evaluate {place}/run\n")
+    assert main(["train", str(place / "reverse.toml"), "--run", str(place / "rnu"), "--resume"]) == 2
+    assert "rnu: there is no run to resume; leave out resume to start one" in capsys.readouterr().err
     assert main([*words, "--resume", "--seed", "6"]) == 2
     assert "seed is 5 in the run and 6 now" in capsys.readouterr().err
     assert {path: path.stat().st_mtime_ns for path in (place / "run").rglob("*")} == before
