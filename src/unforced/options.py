@@ -292,7 +292,7 @@ def _find_problem(hint: Any, value: Any, infinite: bool = False) -> _Problem | N
     elif origin is Callable or hint is Callable:
         fits = callable(value)
     elif origin in (Iterable, Sequence) and isinstance(value, str):
-        fits = False  # its characters are hardly meant
+        fits = False  # a text is not a list of characters
     elif hint is str:
         fits = isinstance(value, str) and "\0" not in value  # no path and no name has a NUL
     elif hint is int or hint is float:

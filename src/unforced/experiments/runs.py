@@ -80,6 +80,8 @@ class Run:
         """The files of ``scores/`` by split and decoder; the [N,D] statistics of each metric are an array."""
         tables = {}
         for table in self.folder.scores():
+            if not table["metrics"]:
+                raise InputError(f"{self.path}: the scores of {table['decoder']} have no metric")
             for name, metric in table["metrics"].items():
                 if len({len(row) for row in metric["statistics"]}) != 1:
                     raise InputError(f"{self.path}: is damaged: rows of the statistics of {name} differ in length")

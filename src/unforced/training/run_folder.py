@@ -234,7 +234,7 @@ class RunFolder:
     def _inside(self, name: str) -> Path:
         """Return the path of a file; raise `InputError` if its name or a link leads out of the folder."""
         path = self.path / name
-        if not path.resolve().is_relative_to(self.path.resolve()):
+        if "\0" in name or not path.resolve().is_relative_to(self.path.resolve()):
             raise InputError(f"{path}: leads out of the run folder")
         return path
 
