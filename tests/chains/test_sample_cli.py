@@ -15,7 +15,7 @@ from unforced.chains.readers import open_model
 from unforced.chains.results import ChainFolder
 from unforced.cli import main
 from unforced.energy import samplers
-from unforced.energy.diagnostics import diagnose
+from unforced.energy.diagnostics import diagnose_chains
 from unforced.energy.energies import allowed
 from unforced.energy.metropolis_hastings import MetropolisHastings
 from unforced.errors import InputError
@@ -48,7 +48,7 @@ def test_report_and_picture(root: Path, tmp_path: Path, capsys) -> None:
     ]  # fmt: skip
     traces = ChainFolder(tmp_path / "out").traces()
     assert traces.energy.shape == (25, 3)
-    found = diagnose(traces, chains=3, burn_in=5)
+    found = diagnose_chains(traces, chains=3, burn_in=5)
     assert said["acceptance"] == f"{found.acceptance:.3f}"
     assert said["novel transitions"] == f"{found.novel:.3f}"
     assert said["energy, mean"] == f"{found.energy:.3f}"

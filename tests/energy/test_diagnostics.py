@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from unforced.energy.diagnostics import Traces, diagnose, effective_sample_size, rhat, stuck
+from unforced.energy.diagnostics import Traces, diagnose_chains, effective_sample_size, rhat, stuck
 
 
 def autoregressive(phi: float, chains: int, draws: int, seed: int) -> Tensor:
@@ -88,7 +88,7 @@ def test_diagnosis() -> None:
     accepted = torch.tensor([4, 3, 1, 0]).expand(sweeps, 4)
     moved = torch.tensor([2, 1, 0, 0]).expand(sweeps, 4)
     traces = Traces(energy, proposed, accepted, moved)
-    found = diagnose(traces, chains=2)
+    found = diagnose_chains(traces, chains=2)
     assert found.acceptance == pytest.approx(8 / 20)
     assert found.novel == pytest.approx(3 / 20)
     assert found.energy == pytest.approx(float(energy.mean()))
@@ -98,14 +98,14 @@ def test_diagnosis() -> None:
     assert found.worst_rhat == math.inf
     assert found.least_ess == float(found.ess[1]) < 5
     torch.testing.assert_close(found.rhat[0], rhat(energy[:, :2].T))
-    later = diagnose(traces, chains=2, burn_in=100)
+    later = diagnose_chains(traces, chains=2, burn_in=100)
     torch.testing.assert_close(later.rhat[0], rhat(energy[100:, :2].T))
     assert later.energy == pytest.approx(float(energy[100:].mean()))
 
 
 def test_before_the_first_sweep() -> None:
     nothing = torch.zeros(0, 4)
-    found = diagnose(Traces(nothing, *[nothing.long()] * 3), chains=2)
+    found = diagnose_chains(Traces(nothing, *[nothing.long()] * 3), chains=2)
     assert (found.acceptance, found.novel) == (0.0, 0.0)
     assert math.isnan(found.energy)
     assert found.rhat.isnan().tolist() == [True, True]

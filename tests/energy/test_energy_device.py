@@ -20,7 +20,7 @@ from unforced.energy import (
 )
 from unforced.energy.energies import variables
 from unforced.energy.partition import log_partition, log_partition_with_gradient, true_conditionals
-from unforced.energy.pseudo_log_likelihood import Words, token_scores
+from unforced.energy.pseudo_log_likelihood import WordMasks, token_scores
 from unforced.models.field import Field
 from unforced.types import Batch, Sizes
 
@@ -57,7 +57,7 @@ COMPUTED = {
 def test_all_tensors_are_made_on_the_models_device(what: str, name: str) -> None:
     """A tensor that is made without a device would be on the meta device, and could not meet the model's."""
     model, batch = model_and_batch(name, ROWS)
-    words = Words(torch.zeros_like(batch.gold))
+    words = WordMasks(torch.zeros_like(batch.gold))
     expected = COMPUTED[what](model.eval(), batch, words)
     with torch.device("meta"):
         found = COMPUTED[what](model, batch, words)

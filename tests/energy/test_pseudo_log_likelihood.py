@@ -6,7 +6,7 @@ import pytest
 import torch
 from energy_cases import MODELS, alone, ended, free_of, kept_of, model_and_batch, plain_energy, plain_scores
 
-from unforced.energy.pseudo_log_likelihood import Words, pseudo_log_likelihood, token_scores
+from unforced.energy.pseudo_log_likelihood import WordMasks, pseudo_log_likelihood, token_scores
 from unforced.errors import InputError
 from unforced.types import Batch
 
@@ -14,12 +14,12 @@ ROWS = [[4, 3, 5, 5, 3], [5], [3, 4, 4, 5], [4, 4]]
 WORDS = [[0, 0, 1, 1, 1], [0], [0, 1, 1, 2], [0, 1]]  # the number of each token's word
 
 
-def words_of(batch: Batch, masking: str) -> Words | None:
+def words_of(batch: Batch, masking: str) -> WordMasks | None:
     """The words of a batch; the end symbol and padding belong to none."""
     rows = torch.full(batch.gold.shape, -1)
     for row, words in zip(rows, WORDS):
         row[: len(words)] = torch.tensor(words)
-    return None if masking == "single" else Words(rows, left_to_right=masking == "left_to_right")
+    return None if masking == "single" else WordMasks(rows, left_to_right=masking == "left_to_right")
 
 
 def plain_log_probs(model: Any, batch: Batch, b: int, masking: str, over: str) -> list[float]:

@@ -15,7 +15,7 @@ from scipy.stats import chisquare
 from torch import Tensor
 
 from unforced.objectives.smoothing.outputs import END, as_lists
-from unforced.objectives.smoothing.proposals import EditProposal, HammingProposal, Pool, editable
+from unforced.objectives.smoothing.proposals import EditProposal, HammingProposal, TokenPool, editable
 from unforced.ops import random_streams
 from unforced.types import Batch
 
@@ -25,7 +25,7 @@ DRAWS = 20_000
 
 def around(kind: Any, batch: Batch, tau: float, which: Any = "all", size: int = 6) -> Any:
     gold = batch.gold.masked_fill(~batch.mask, END)
-    return kind(gold, editable(batch), Pool.of(which, batch, size, WITHOUT), tau)
+    return kind(gold, editable(batch), TokenPool.of(which, batch, size, WITHOUT), tau)
 
 
 def keys(batch: Batch, count: int, seed: int = 0) -> Tensor:

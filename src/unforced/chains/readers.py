@@ -13,7 +13,7 @@ from torch import Tensor
 
 from unforced.energy import energies
 from unforced.energy.mask_predict import output_lengths
-from unforced.energy.pseudo_log_likelihood import Over, Words
+from unforced.energy.pseudo_log_likelihood import Over, WordMasks
 from unforced.errors import InputError
 from unforced.huggingface.batches import masked_batch
 from unforced.huggingface.codec import pad_rows
@@ -105,7 +105,7 @@ class Reader:
             found.update(ids)
         return sorted(found)
 
-    def words(self, sentences: Sequence[Sentence], batch: Batch) -> Words:
+    def words(self, sentences: Sequence[Sentence], batch: Batch) -> WordMasks:
         """Return which tokens of a batch of sentences belong to one word."""
         rows = torch.full(batch.gold.shape, -1, dtype=torch.long)
         for row, sentence in zip(rows, sentences):
@@ -113,7 +113,7 @@ class Reader:
                 raise InputError(f"{self.name}: its tokenizer does not know which tokens form a word")
             numbers = [-1 if word is None else word for word in sentence.words]
             row[: len(numbers)] = torch.tensor(numbers, dtype=torch.long)
-        return Words(rows.to(batch.gold.device))
+        return WordMasks(rows.to(batch.gold.device))
 
 
 def open_model(path: str | Path, checkpoint: str = "best") -> Reader:

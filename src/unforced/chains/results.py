@@ -17,7 +17,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from unforced.chains.options import ChainOptions
-from unforced.energy.diagnostics import MAX_RHAT, MIN_ESS, Diagnosis, Traces, diagnose
+from unforced.energy.diagnostics import MAX_RHAT, MIN_ESS, ChainDiagnostics, Traces, diagnose_chains
 from unforced.energy.samplers import SweepInfo
 from unforced.errors import InputError
 from unforced.protocols import Annealed, Metric
@@ -85,7 +85,7 @@ class ChainSummary(NamedTuple):
 
     folder: Path
     traces: Traces
-    diagnosis: Diagnosis
+    diagnostics: ChainDiagnostics
     scores: Scores  # of the outputs by the task's metrics; empty if the examples have no references
     burn_in: int  # sweeps that the diagnostics leave out
     forced: int = 0  # first sweeps in which every proposal was accepted
@@ -97,7 +97,7 @@ class ChainSummary(NamedTuple):
 
     def report(self) -> dict[str, Any]:
         """Return the summary as JSON data."""
-        found, rows = self.diagnosis, len(self.diagnosis.stuck)
+        found, rows = self.diagnostics, len(self.diagnostics.stuck)
         chains = rows // max(1, len(found.rhat))
         return {
             "acceptance": found.acceptance,
@@ -133,7 +133,7 @@ class ChainSummary(NamedTuple):
         else:
             rows.append((f"R-hat{several}", f"{data['rhat']:.3f}"))
             rows.append((f"effective sample size{several}", f"{data['ess']:.0f}"))
-        rows.append(("stuck chains", f"{len(data['stuck'])} of {len(self.diagnosis.stuck)}"))
+        rows.append(("stuck chains", f"{len(data['stuck'])} of {len(self.diagnostics.stuck)}"))
         for name, score in data["scores"].items():
             rows += [(f"{name}, {which}", f"{value:.2f}") for which, value in score.items()]
         return [*rows, ("chains", str(self.folder)), ("picture", str(self.picture))]
@@ -169,12 +169,12 @@ def summarize_chains(
     """Compute diagnostics of chains, and scores of their outputs if there are ``answers``; save both in the folder."""
     forced, annealed = (sampler.forced, sampler.anneal > 0) if isinstance(sampler, Annealed) else (0, False)
     burn_in, chains = options.burn_in_for(forced), ChainFolder(folder)
-    diagnosis = diagnose(traces, chains=options.chains, burn_in=burn_in, patience=options.patience)
+    diagnostics = diagnose_chains(traces, chains=options.chains, burn_in=burn_in, patience=options.patience)
     scores = {} if answers is None else score_samples(chains.samples(), answers, metrics)
     if scores:
         replace_json(folder / "scores.json", scores)
     replace_json(folder / "chains.json", {**chains.info(), "burn_in": burn_in})
-    return ChainSummary(folder, traces, diagnosis, scores, burn_in, forced, annealed)
+    return ChainSummary(folder, traces, diagnostics, scores, burn_in, forced, annealed)
 
 
 def score_samples(

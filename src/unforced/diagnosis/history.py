@@ -147,7 +147,7 @@ def recovery_curve(subject: Subject) -> list[dict[str, Any]]:
 
     def differences(batch: Batch) -> list[np.ndarray | None]:
         keys = random_streams.keys(batch, random_streams.generator(batch.gold.device, subject.seed))
-        before, best = token_scores(subject.model, batch)
+        before, best = target_and_best(subject.model, batch)
         followed = torch.zeros_like(batch.mask)
         followed[:, :-1] = batch.mask[:, :-1] & batch.mask[:, 1:]
         wrong = (best != batch.gold) & followed
@@ -157,7 +157,7 @@ def recovery_curve(subject: Subject) -> list[dict[str, Any]]:
         rows = wrong.any(dim=1).nonzero().squeeze(1)
         prefix = batch.prefix.clone()
         prefix[rows, where[rows] + 1] = best[rows, where[rows]]
-        after, own = token_scores(subject.model, replace(batch, prefix=prefix))
+        after, own = target_and_best(subject.model, replace(batch, prefix=prefix))
         change = torch.stack([after - before, (own == batch.gold).double() - (best == batch.gold).double()], dim=2)
         found: list[np.ndarray | None] = [None] * len(batch)
         for row in rows.tolist():
@@ -181,7 +181,7 @@ def recovery_curve(subject: Subject) -> list[dict[str, Any]]:
     return curve
 
 
-def token_scores(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:
+def target_and_best(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:
     """Return log p(y*_t | prefix) [B,T] and the best token [B,T]; 0 and padding outside of the mask."""
     features, _ = model.advance(model.start(batch), model.embed(batch.prefix))
     log_probs = Constraints.of(batch).token_scores(0, widened(model.score(features[batch.mask])))  # [N,V]

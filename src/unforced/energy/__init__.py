@@ -24,6 +24,9 @@ from unforced.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from unforced.energy.chain import Chain as Chain
+    from unforced.energy.diagnostics import ChainDiagnostics as ChainDiagnostics
+    from unforced.energy.diagnostics import Traces as Traces
+    from unforced.energy.diagnostics import diagnose_chains as diagnose_chains
     from unforced.energy.energies import allowed as allowed
     from unforced.energy.energies import canvas as canvas
     from unforced.energy.energies import energy as energy

@@ -148,7 +148,7 @@ class Traces(NamedTuple):
         return cls(*columns)
 
 
-class Diagnosis(NamedTuple):
+class ChainDiagnostics(NamedTuple):
     """Diagnostics of B examples with M chains each, R = B·M chains in all."""
 
     acceptance: float  # accepted proposals / proposals
@@ -175,7 +175,7 @@ class Diagnosis(NamedTuple):
         return ~((self.rhat <= MAX_RHAT) & (self.ess >= MIN_ESS))
 
 
-def diagnose(traces: Traces, *, chains: int, burn_in: int = 0, patience: int = 5) -> Diagnosis:
+def diagnose_chains(traces: Traces, *, chains: int, burn_in: int = 0, patience: int = 5) -> ChainDiagnostics:
     """Compute diagnostics from the traces of ``chains`` adjacent chains of each example.
 
     The first ``burn_in`` sweeps are dropped. A chain is stuck if it did not move in the last ``patience`` sweeps.
@@ -183,7 +183,7 @@ def diagnose(traces: Traces, *, chains: int, burn_in: int = 0, patience: int = 5
     energy, proposed, accepted, moved = (trace[burn_in:] for trace in traces)
     proposals = max(1, int(proposed.sum()))
     groups = energy.double().T.unflatten(0, (-1, chains))  # [B,M,N]
-    return Diagnosis(
+    return ChainDiagnostics(
         acceptance=int(accepted.sum()) / proposals,
         novel=int(moved.sum()) / proposals,
         energy=float(energy.double().mean()) if energy.numel() else math.nan,

@@ -22,7 +22,7 @@ Over = Literal["all", "allowed"]
 TOKENS = 4096  # tokens of masked copies in a micro-batch
 
 
-class Words(NamedTuple):
+class WordMasks(NamedTuple):
     """Which tokens are masked together because they belong to one word."""
 
     numbers: Tensor  # [B,T] long, the number of each token's word; −1 for none
@@ -47,7 +47,7 @@ class Words(NamedTuple):
 
         >>> free = torch.tensor([[True, True, True]])
         >>> rows, positions = torch.tensor([0, 0, 0]), torch.tensor([[0], [1], [2]])
-        >>> Words(torch.tensor([[0, 0, 1]])).masks(free, rows, positions, 3).int()
+        >>> WordMasks(torch.tensor([[0, 0, 1]])).masks(free, rows, positions, 3).int()
         tensor([[1, 1, 0],
                 [0, 1, 0],
                 [0, 0, 1]], dtype=torch.int32)
@@ -77,7 +77,7 @@ class TokenScores(NamedTuple):
 
 
 def token_scores(
-    model: Any, batch: Batch, words: Words | None = None, over: Over = "all", tokens: int = TOKENS
+    model: Any, batch: Batch, words: WordMasks | None = None, over: Over = "all", tokens: int = TOKENS
 ) -> TokenScores:
     """Compute both energies and the pseudo-log-likelihood of the targets, token by token.
 
@@ -101,13 +101,13 @@ def token_scores(
 
 
 def pseudo_log_likelihood(
-    model: Any, batch: Batch, words: Words | None = None, over: Over = "all", tokens: int = TOKENS
+    model: Any, batch: Batch, words: WordMasks | None = None, over: Over = "all", tokens: int = TOKENS
 ) -> Tensor:
     """Return ``token_scores(…).log_probs`` [B,T] in one pass, without the energies."""
     return _measure(model, batch, variables(batch), words, _log_prob(over, batch.symbols), tokens)
 
 
-def _measure(model: Any, batch: Batch, where: Tensor, words: Words | None, measure: Measure, tokens: int) -> Tensor:
+def _measure(model: Any, batch: Batch, where: Tensor, words: WordMasks | None, measure: Measure, tokens: int) -> Tensor:
     """Apply ``measure`` to the scores of the target tokens in the mask ``where`` [B,T]."""
     require(model, "scoring", "scores")
     example, batching = torch.arange(len(batch), device=where.device), partial(token_batches, tokens=tokens)

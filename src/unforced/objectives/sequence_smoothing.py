@@ -13,7 +13,7 @@ from unforced.decoding.teacher_forcing import CHUNK, gold_scores, output_feature
 from unforced.errors import InputError
 from unforced.objectives.cross_entropy import negative_log_likelihood, token_metrics
 from unforced.objectives.smoothing.outputs import END, concatenate_outputs, first_equal
-from unforced.objectives.smoothing.proposals import EditProposal, HammingProposal, Pool, Substitutes, editable
+from unforced.objectives.smoothing.proposals import EditProposal, HammingProposal, Substitutes, TokenPool, editable
 from unforced.objectives.smoothing.rewards import Documents, Reward, distances
 from unforced.objectives.smoothing.targets import Target, mixture, smoothed_nll
 from unforced.objectives.smoothing.token_roles import TokenRoles
@@ -134,7 +134,7 @@ class SequenceSmoothing(Options):
         if self.roles is None:
             raise InputError("sequence_smoothing is not fitted: call unforced.fitted(objective, codec, examples) first")
         gold = batch.gold.masked_fill(~batch.mask, END)
-        pool = Pool.of(self.vocabulary, batch, self.roles.size, self.roles.special)
+        pool = TokenPool.of(self.vocabulary, batch, self.roles.size, self.roles.special)
         parts = gold, editable(batch, self.roles.fixed), pool, self.proposal_tau or self.tau
         if self.proposal == "hamming":
             return HammingProposal(*parts)

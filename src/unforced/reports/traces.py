@@ -32,8 +32,8 @@ def plot_traces(traces: Traces, chains: int, path: Path, *, burn_in: int = 0, sc
     by_chain = traces.energy.double().unflatten(1, (-1, chains)).mean(dim=1)  # [N,M]
     energies = [Line(f"chain {k + 1}", sweeps, by_chain[:, k].tolist()) for k in range(min(chains, MOST))]
     rates = [
-        Line("acceptance", sweeps, ratio(traces.accepted, traces.proposed)),
-        Line("novel transitions", sweeps, ratio(traces.moved, traces.proposed)),
+        Line("acceptance", sweeps, shares_by_sweep(traces.accepted, traces.proposed)),
+        Line("novel transitions", sweeps, shares_by_sweep(traces.moved, traces.proposed)),
     ]
     examples = traces.energy.shape[1] // chains
     about = [f"mean of {examples} examples"] * (examples > 1)
@@ -48,11 +48,11 @@ def plot_traces(traces: Traces, chains: int, path: Path, *, burn_in: int = 0, sc
     return draw_panels(panels, path)
 
 
-def ratio(part: Tensor, whole: Tensor) -> list[float]:
-    """Return the ratio of two counts summed over chains, for each sweep.
+def shares_by_sweep(part: Tensor, whole: Tensor) -> list[float]:
+    """Return the share of one count in another for each sweep, summed over chains.
 
     >>> import torch
-    >>> ratio(torch.tensor([[1, 0], [2, 2]]), torch.tensor([[2, 2], [2, 2]]))
+    >>> shares_by_sweep(torch.tensor([[1, 0], [2, 2]]), torch.tensor([[2, 2], [2, 2]]))
     [0.25, 1.0]
     """
     return (part.sum(dim=1).double() / whole.sum(dim=1).clamp(min=1)).tolist()

@@ -24,10 +24,10 @@ INSERTIONS = 8  # most adjacent insertions
 COINS, PICKS, GAPS, INSERTS = range(4)  # the random streams of a sample
 
 
-class Pool(NamedTuple):
+class TokenPool(NamedTuple):
     """V_sub: the tokens that may replace others; one row for all examples, or one each.
 
-    >>> pool = Pool(torch.tensor([[3, 5, 7]]), torch.tensor([[3]]))
+    >>> pool = TokenPool(torch.tensor([[3, 5, 7]]), torch.tensor([[3]]))
     >>> pool.count_others(torch.tensor([[5, 4]]))
     tensor([[2, 3]])
     >>> pool.draw_other(torch.tensor([[5, 5]]), torch.tensor([[[0.4, 0.6]]]))
@@ -38,7 +38,7 @@ class Pool(NamedTuple):
     sizes: Tensor  # [1,1] or [B,1]
 
     @classmethod
-    def of(cls, which: Substitutes, batch: Batch, size: int, excluded: frozenset[int]) -> "Pool":
+    def of(cls, which: Substitutes, batch: Batch, size: int, excluded: frozenset[int]) -> "TokenPool":
         """Collect all of ``size`` ids, those of the batch's targets, or those of each example's references."""
         excluded_ids = torch.tensor(sorted(excluded), device=batch.gold.device)
         if which != "references":
@@ -92,7 +92,7 @@ class HammingProposal:
 
     gold: Tensor  # [B,T], `END` after the end
     editable: Tensor  # [B,T] bool
-    pool: Pool
+    pool: TokenPool
     tau: float
 
     @cached_property
@@ -133,7 +133,7 @@ class EditProposal:
 
     gold: Tensor  # [B,T], `END` after the end
     editable: Tensor  # [B,T] bool: the beginning of each row
-    pool: Pool
+    pool: TokenPool
     tau: float
     insertions: int = INSERTIONS  # J
 
