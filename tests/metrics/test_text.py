@@ -1,6 +1,7 @@
 """Metrics of text against sacreBLEU, rouge-score, coco-caption and cases by hand."""
 
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rouge_score.rouge_scorer import RougeScorer
 
+from unforced.cli import main
 from unforced.errors import InputError
 from unforced.metrics.text import Bleu, ChrF, Cider, ErrorRate, LengthRatio, NgramPrecision, Rouge
+from unforced.tasks import Pairs
 
 # BLEU and chrF
 
@@ -110,9 +113,23 @@ def test_rouge_is_the_mean_of_rouge_score(kind: str, stemmer: bool) -> None:
 
 
 def test_rouge_names_its_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "rouge_score.rouge_scorer", None)
+    monkeypatch.setitem(sys.modules, "rouge_score", None)
     with pytest.raises(InputError, match=r"needs the package rouge-score: pip install 'unforced\[rouge\]'"):
-        Rouge().statistics(["a"], [["a"]])
+        Rouge()
+
+
+def test_a_training_without_the_package_of_its_metric_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "rouge_score", None)
+    files = [tmp_path / f"{split}.tsv" for split in ("train", "dev", "test")]
+    for file in files:
+        file.write_text(f"a b {file.stem}\tb a\nc d {file.stem}\td c\n")
+    arguments = ["train", "pairs", *(f"task.{file.stem}={file}" for file in files), "--run", str(tmp_path / "run")]
+    assert main([*arguments, 'task.measures=["rouge"]']) == 2
+    assert "pip install 'unforced[rouge]'" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+    assert [metric.name for metric in Pairs(train=str(files[0]), measures=("exact",)).metrics()] == ["exact_error"]
 
 
 # CIDEr-D

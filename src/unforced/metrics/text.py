@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import version
+from importlib.util import find_spec
 from typing import Any, Literal
 
 import numpy as np
@@ -223,14 +224,14 @@ class Rouge(RatioMetric):
     higher_is_better: bool = field(default=True, init=False)
 
     def __post_init__(self) -> None:
+        if find_spec("rouge_score") is None:
+            raise InputError("ROUGE needs the package rouge-score: pip install 'unforced[rouge]'")
         self.name = f"rouge_{self.kind.lower()}"
 
     @cached_property
     def _scorer(self) -> Any:
-        try:
-            from rouge_score.rouge_scorer import RougeScorer
-        except ModuleNotFoundError:
-            raise InputError("ROUGE needs the package rouge-score: pip install 'unforced[rouge]'") from None
+        from rouge_score.rouge_scorer import RougeScorer
+
         return RougeScorer([f"rouge{self.kind}"], use_stemmer=self.stemmer)
 
     def statistics(self, outputs: Sequence[str], answers: Sequence[Sequence[str]]) -> np.ndarray:

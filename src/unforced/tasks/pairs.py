@@ -1,7 +1,7 @@
 """Pairs of texts of your own: parallel text, TSV, JSON lines, chats, or a list."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -96,14 +96,14 @@ class Pairs(TextTask, FileSplits):
 
     def output_metrics(self) -> tuple[Metric, ...]:
         unit: Literal["character", "word"] = "word" if self.target_tokens in ("words", "bpe") else "character"
-        table: dict[TextMeasure, tuple[Metric, ...]] = {
-            "bleu": (Bleu(),),
-            "chrf": (ChrF(),),
-            "error_rate": (ErrorRate(unit=unit),),
-            "exact": (ExactError(),),
-            "rouge": (Rouge("L"), Rouge("1"), Rouge("2")),
+        table: dict[TextMeasure, Callable[[], tuple[Metric, ...]]] = {
+            "bleu": lambda: (Bleu(),),
+            "chrf": lambda: (ChrF(),),
+            "error_rate": lambda: (ErrorRate(unit=unit),),
+            "exact": lambda: (ExactError(),),
+            "rouge": lambda: (Rouge("L"), Rouge("1"), Rouge("2")),
         }
-        return tuple(metric for measure in self.measures for metric in table[measure])
+        return tuple(metric for measure in self.measures for metric in table[measure]())
 
 
 def _chat_rows(messages: Any, where: str) -> Iterator[Row]:

@@ -100,6 +100,7 @@ class Setup(NamedTuple):
         for name, examples in (("training", train), ("development", dev)):
             if not examples:
                 raise InputError(f"there are no {name} examples")
+        recipe.task.metrics()  # refuses a missing package now, not after the first epoch
         codec = recipe.task.fit(train)
         encoded = [codec.encode(example) for example in train]
         lengths = token_lengths(encoded)
