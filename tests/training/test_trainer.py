@@ -387,6 +387,7 @@ def test_signals() -> None:
     """A second SIGTERM changes nothing, since some send it to all processes of a run; Ctrl-C acts after any signal."""
     numbers = (signal.SIGTERM, signal.SIGINT)
     inherited = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in background jobs of a shell
+    inherited_hangup = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored under nohup
     before = [signal.getsignal(number) for number in numbers]
     with catch_signals() as signals:
         for _ in range(3):
@@ -411,3 +412,4 @@ def test_signals() -> None:
         signal.raise_signal(signal.SIGINT)
         assert (signals.received, signal.getsignal(signal.SIGINT)) == (None, signal.SIG_IGN)
     signal.signal(signal.SIGINT, inherited)
+    signal.signal(signal.SIGHUP, inherited_hangup)
