@@ -404,9 +404,11 @@ def test_signals() -> None:
     worker.start()
     worker.join()
     assert [signal.getsignal(number) for number in numbers] == before
+    inherited_hup = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored under nohup
     with catch_signals() as signals:
         signal.raise_signal(signal.SIGHUP)  # the terminal is lost
         assert signals.exit_code == 129
+    signal.signal(signal.SIGHUP, inherited_hup)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with catch_signals() as signals:
         signal.raise_signal(signal.SIGINT)
