@@ -95,6 +95,7 @@ SHORT = {
     "train g2p": "task.train_limit=200 task.test_limit=8 training.steps=2",
     **{f"train {name}": "model.width=16 training.steps=2" for name in ("pairs", "language", "masked")},
     "train": "training.steps=2",
+    "diagnose": "--examples 8",
     "sample": "--sweeps 3 --examples 2",
 }
 
