@@ -1,6 +1,7 @@
 """Compare updates of scheduled sampling with those of teacher forcing on the same model.
 
-The forms are sequential, relaxed and parallel. An update is forward, backward and AdamW, on batches of similar length, of a trained model.
+The forms are sequential, relaxed and parallel. An update is forward, backward and AdamW of a trained model,
+on batches of similar length.
 """
 
 import itertools

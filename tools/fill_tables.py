@@ -4,8 +4,8 @@
 
 The text between `<!-- table: PATH -->` and `<!-- end table -->` is replaced by the file at PATH, relative to the root
 of the project. `<!-- table: PATH METRIC -->` copies the table of one metric, `<!-- table: PATH METRIC DECODER,… -->`
-its rows of some decoders. `<!-- code: PATH -->` … `<!-- end code -->` shows a source file. `--check` changes nothing and
-exits with code 1 if a page is out of date.
+its rows of some decoders. `<!-- code: PATH -->` … `<!-- end code -->` shows a source file. `--check` changes nothing
+and exits with code 1 if a page is out of date.
 """
 
 import re

@@ -91,7 +91,8 @@ def all_folders(base: Path) -> Path:
     return folder
 
 
-VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "dog", "sleep", "##s", "##ing", "un", "##force", "##d", "."]  # fmt: skip
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+VOCABULARY = [*SPECIAL, "the", "cat", "dog", "sleep", "##s", "##ing", "un", "##force", "##d", "."]
 
 
 def huggingface_folder(folder: Path, *, positions: int = 32, words: Sequence[str] = VOCABULARY, **save: Any) -> Path:
@@ -104,7 +105,7 @@ def huggingface_folder(folder: Path, *, positions: int = 32, words: Sequence[str
     pieces.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
-    names = {name: f"[{name[:-6].upper()}]" for name in ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")}  # fmt: skip
+    names = {f"{name.strip('[]').lower()}_token": name for name in SPECIAL}
     tokenizer = tf.PreTrainedTokenizerFast(tokenizer_object=pieces, model_max_length=positions, **names)
     config = tf.BertConfig(
         vocab_size=len(words),

@@ -280,7 +280,10 @@ def test_selections_keep_their_precision_under_autocast(kind, keep, monkeypatch)
 
 
 def test_raw_scores_can_revive_a_nearly_finished_hypothesis():
-    """Late tokens with high scores outweigh a mass of e^-14, so a decoder continues until almost no mass is unfinished."""
+    """Late tokens with high scores outweigh a mass of e^-14.
+
+    A decoder must therefore continue until almost no mass is unfinished.
+    """
     batch = make_batch(SOURCES, ENDED)
     for kind, goes_on in (("local", False), ("global", True)):
         selector = SoftTop(Constraints.of(batch, kind=kind), 1, 1.0, None, 0.0, tracing=True)

@@ -132,7 +132,10 @@ def test_a_normalised_model_has_no_label_bias() -> None:
 
 
 def test_planted_search_errors_are_counted() -> None:
-    """Five first tags of 0.17 lead to ten equal ones; B, of 0.15, leads to one. A beam of 4 drops B, one of 8 does not."""
+    """A beam of 4 drops the best first tag, one of 8 does not.
+
+    Five first tags of 0.17 lead to ten equal ones; B, of 0.15, leads to one.
+    """
     many = dict.fromkeys("0123456789", 0.0)
     first = {tag: float(torch.tensor(0.17).log()) for tag in "VWXYZ"} | {"B": float(torch.tensor(0.15).log())}
     scores = {("", "x"): first, ("B", "x"): {"0": 0.0}} | {(tag, "x"): many for tag in "VWXYZ"}
@@ -146,7 +149,7 @@ def test_planted_search_errors_are_counted() -> None:
 
 
 def test_ranking_counts_the_best_of_the_n_best() -> None:
-    """One tag of four with probabilities in the order A, B, C, D: the n best hold the target if it is among the first n."""
+    """The n best hold the target if it is among the first n tags by probability."""
     row = {"A": 1.0, "B": 0.9, "C": 0.8, "D": 0.7, "E": 0.6}
     finding = measure_ranking(tagger({("", "x"): row}, [("x", tag) for tag in "ABCDE"] * 20))
     found = {entry["outputs"]: entry["best"]["points"] for entry in finding.details["nbest"]}

@@ -73,7 +73,10 @@ class WithFeaturesAt(InParts):
 
 
 class Pair(nn.Module):
-    """Goyal (2021), section 6.2.1: y₁ follows y₂ with probability 0.99, y₂ is uniform. No joint distribution has both."""
+    """Conditionals that no joint distribution has (Goyal 2021, section 6.2.1).
+
+    y₁ follows y₂ with probability 0.99, and y₂ is uniform.
+    """
 
     def scores(self, batch: Batch, tokens: Tensor, masked: Tensor) -> Tensor:
         follows = torch.tensor([[0.99, 0.01], [0.01, 0.99]], dtype=torch.float64).log()

@@ -1,9 +1,9 @@
 """The exact transition matrix of a sampler, from its own code: every outcome of its random draws is tried.
 
-A turn is a function of the state and of two sets of uniform numbers: one draws the tokens, one decides. For each sequence of
-tokens that can be drawn, the numbers are the middles of their intervals in [0, 1). A decision with the number 0 returns the
-ratio, and so the probability of acceptance. The sampler then takes both branches, with a number below and above that
-probability. The state between turns (terms, energies) is computed by the sampler.
+A turn is a function of the state and of two sets of uniform numbers: one draws the tokens, one decides. For each
+sequence of tokens that can be drawn, the numbers are the middles of their intervals in [0, 1). A decision with the
+number 0 returns the ratio, and so the probability of acceptance. The sampler then takes both branches, with a number
+below and above that probability. The state between turns (terms, energies) is computed by the sampler.
 """
 
 from collections.abc import Sequence

@@ -71,7 +71,10 @@ QUICK = [
     ("name", "kind", "model"), [*QUICK, *(pytest.param(*case, marks=slow) for case in CASES if case not in QUICK)]
 )
 def test_detailed_balance_and_stationarity(name: str, kind: Any, model: type[TableModel]) -> None:
-    """Strings of two and of three letters in one batch: every block is reversible, and every sweep keeps exp(−E/T)/Z."""
+    """Every block is reversible, and every sweep keeps exp(−E/T)/Z.
+
+    Strings of two and of three letters are in one batch.
+    """
     fields = VARIANTS[name]
     chains = walk(letters(3, [2, 3]), model(5), energy=kind, **fields)
     assert violation(chains, target=fields.get("target", 1.0)) < EXACT
@@ -202,8 +205,15 @@ def plain_draw(log_q: dict[int, float], u: float) -> int:
 
 
 def plain_chain(
-    sampler: MetropolisHastings | Gibbs, model: Any, batch: Batch, b: int, chain: int, begin: list[int], sweeps: int, seed: int
-) -> list[int]:  # fmt: skip
+    sampler: MetropolisHastings | Gibbs,
+    model: Any,
+    batch: Batch,
+    b: int,
+    chain: int,
+    begin: list[int],
+    sweeps: int,
+    seed: int,
+) -> list[int]:
     one = alone(batch, b)
     free, tokens, rng = free_of(batch, b), list(begin[: one.gold.shape[1]]), generator(seed)
     for done in range(sweeps):
@@ -327,7 +337,10 @@ def test_a_sweep_visits_every_variable_once() -> None:
 
 @pytest.mark.parametrize("kind", ["raw", "local"])
 def test_energies_stay_exact_for_networks(kind: Any) -> None:
-    """The field with its one pass for all positions, and the conditional model with sources: stored energies stay exact."""
+    """Stored energies stay exact for the field and for the conditional model.
+
+    The field makes one pass for all positions; the conditional model has sources.
+    """
     torch.manual_seed(3)
     rows = [[4, 3, 5], [5], [3, 4, 4, 5]]
     small = {"width": 8, "heads": 2, "feedforward": 12, "encoder_layers": 1, "decoder_layers": 1}

@@ -1,4 +1,7 @@
-"""Batches of collated data: cross-entropy through the wrapper is the model's own loss, whatever the padding and prompts."""
+"""Batches of collated data, with any padding and prompts.
+
+Cross-entropy through the wrapper is the model's own loss.
+"""
 
 from typing import Any
 

@@ -1,4 +1,7 @@
-"""Every objective of the catalogue that trains a decoder, on a tiny T5 and a tiny GPT-2: it learns, and by all parameters."""
+"""Every objective that trains a decoder, on a tiny T5 and a tiny GPT-2.
+
+Each of them learns, and by all parameters.
+"""
 
 from dataclasses import replace
 from typing import Any

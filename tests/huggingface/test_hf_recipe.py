@@ -1,4 +1,7 @@
-"""``model = "hf:path"``: a recipe trains a Hugging Face model of a local folder, and its run folder is like any other."""
+"""A recipe with ``model = "hf:path"`` trains a Hugging Face model of a local folder.
+
+Its run folder is like any other.
+"""
 
 import io
 import json
@@ -306,10 +309,11 @@ def test_incomplete_folders(place: Path, tmp_path: Path) -> None:
     assert "has only pickled weights (.bin)" in train(pickled)
     poor = saved(tmp_path / "poor", "t5")
     tensors = load_file(poor / "model.safetensors")
-    del tensors["decoder.block.0.layer.0.SelfAttention.k.weight"]
+    absent = "decoder.block.0.layer.0.SelfAttention.k.weight"
+    del tensors[absent]
     save_file(tensors, poor / "model.safetensors", metadata={"format": "pt"})
-    message = "holds T5ForConditionalGeneration, but a T5ForConditionalGeneration also needs decoder.block.0.layer.0.SelfAttention.k.weight"
-    assert message in train(poor)
+    kind = "T5ForConditionalGeneration"
+    assert f"holds {kind}, but a {kind} also needs {absent}" in train(poor)
 
 
 def test_a_refused_run_leaves_its_folder_free(place: Path, tmp_path: Path) -> None:

@@ -66,12 +66,27 @@ def test_special_tokens_of_an_encoder_decoder() -> None:
     ("make", "message"),
     [
         (lambda: nn.Linear(2, 2), "got Linear"),
-        (lambda: tf.GPT2Model(tf.GPT2Config(vocab_size=V, n_embd=8, n_layer=1, n_head=1)), "GPT2Model has no output layer"),
-        (lambda: tf.T5Model(tf.T5Config(vocab_size=V, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=1, **SPECIAL)), "no output layer"),
-        (lambda: tf.CpmAntForCausalLM(tf.CpmAntConfig(vocab_size=V, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, dim_head=8, dim_ff=8)), "does not take inputs_embeds"),
+        (
+            lambda: tf.GPT2Model(tf.GPT2Config(vocab_size=V, n_embd=8, n_layer=1, n_head=1)),
+            "GPT2Model has no output layer",
+        ),
+        (
+            lambda: tf.T5Model(
+                tf.T5Config(vocab_size=V, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=1, **SPECIAL)
+            ),
+            "no output layer",
+        ),
+        (
+            lambda: tf.CpmAntForCausalLM(
+                tf.CpmAntConfig(
+                    vocab_size=V, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, dim_head=8, dim_ff=8
+                )
+            ),
+            "does not take inputs_embeds",
+        ),
         (lambda: tf.BertLMHeadModel(tf.BertConfig(**BERTS)), "scores of BertLMHeadModel depend on later tokens"),
     ],
-)  # fmt: skip
+)
 def test_missing_model_methods_are_named(make: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         wrap(make())
@@ -80,10 +95,16 @@ def test_missing_model_methods_are_named(make: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: tf.OpenAIGPTLMHeadModel(tf.OpenAIGPTConfig(vocab_size=V, n_embd=8, n_layer=1, n_head=1)), "takes no cache"),
-        (lambda: tf.MiniMaxForCausalLM(tf.MiniMaxConfig(**LLAMAS, head_dim=4, num_local_experts=2)), "holds tensors outside"),
+        (
+            lambda: tf.OpenAIGPTLMHeadModel(tf.OpenAIGPTConfig(vocab_size=V, n_embd=8, n_layer=1, n_head=1)),
+            "takes no cache",
+        ),
+        (
+            lambda: tf.MiniMaxForCausalLM(tf.MiniMaxConfig(**LLAMAS, head_dim=4, num_local_experts=2)),
+            "holds tensors outside",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_model_without_a_usable_cache_takes_whole_passes_only(make: Any, message: str) -> None:
     torch.manual_seed(0)
     hf = make().eval()

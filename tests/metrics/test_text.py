@@ -68,7 +68,8 @@ def test_varying_numbers_of_references() -> None:
     columns = [[answers[0][0], answers[1][0]], [answers[0][1], None]]
     for ours, theirs in ((Bleu(references=None), sacrebleu.BLEU()), (ChrF(references=None), sacrebleu.CHRF())):
         expected = theirs.corpus_score(outputs, columns)  # type: ignore[attr-defined]
-        assert float(ours.score(ours.statistics(outputs, answers).sum(axis=0))) == pytest.approx(expected.score)  # type: ignore[attr-defined]
+        totals = ours.statistics(outputs, answers).sum(axis=0)  # type: ignore[attr-defined]
+        assert float(ours.score(totals)) == pytest.approx(expected.score)  # type: ignore[attr-defined]
         assert ours.signature() == str(theirs.get_signature())  # type: ignore[attr-defined]
 
 

@@ -137,7 +137,8 @@ def check(model: Any, batch: Batch, objective: BeamSearchOptimization) -> list[O
     torch.testing.assert_close(loss.total, total, rtol=1e-10, atol=1e-10)
     if total.requires_grad:  # type: ignore[union-attr]
         assert_same(model, loss.total, total, rtol=1e-7)  # type: ignore[arg-type]
-    found = find_violations(objective.run_search(model, batch, model.start(batch), objective.beam), batch)  # type: ignore[arg-type]
+    search = objective.run_search(model, batch, model.start(batch), objective.beam)  # type: ignore[arg-type]
+    found = find_violations(search, batch)
     wanted = [(row, *violator) for row, outcome in enumerate(expected) for violator in outcome.violators]
     mine = [
         (row, until, tuple(tokens[:until]))
@@ -180,7 +181,10 @@ def test_loss_and_gradients_equal_the_reference(name: str, symbols: Symbols, bea
 
 
 def test_the_reference_cases_cover_every_event() -> None:
-    """Hypotheses leave the target early, late or have ended; some steps have too few of them; some resets are adjacent."""
+    """Hypotheses leave the target early, late or have ended.
+
+    Some steps have too few of them, and some resets are adjacent.
+    """
     early = late = ended = unmet = in_a_row = 0
     for seed in range(2):
         batch = make_batch(seed=seed)

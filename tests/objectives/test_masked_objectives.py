@@ -73,7 +73,9 @@ NOISES: dict[str, Any] = {
 
 
 def slow_pseudo_likelihood(model: Any, kind: str) -> Tensor:
-    return -sum(slow_conditional(model, BATCH, b, t, kind)[BATCH.gold[b, t] - 3] for b, t in positions(BATCH))  # type: ignore[return-value]
+    return -sum(  # type: ignore[return-value]
+        slow_conditional(model, BATCH, b, t, kind)[BATCH.gold[b, t] - 3] for b, t in positions(BATCH)
+    )
 
 
 def slow_exact_likelihood(model: Any, kind: str) -> Tensor:

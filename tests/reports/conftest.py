@@ -68,7 +68,9 @@ def write_run(
         "format": FORMAT,
         "name": "toy", "variant": variant, "seed": seed, "created": "2026-01-01T00:00:00",
         "versions": {"python": "3.11.7", "torch": "2.13.0"}, "threads": 1, "world": 1, "parameters": 12345,
-        "examples": {"train": {"read": 100, "kept": 98, "dropped": {"too long": 2}}}, "fingerprint": "0", **(info or {}),
+        "examples": {"train": {"read": 100, "kept": 98, "dropped": {"too long": 2}}},
+        "fingerprint": "0",
+        **(info or {}),
     }  # fmt: skip
     (folder / "run.json").write_text(json.dumps(run))
     (folder / "codec.json").write_text("{}")
@@ -92,19 +94,21 @@ def write_run(
         for decoder in decoders:
             wrong = rng.random(examples) < error
             gold = [answers(i) if answers else [f"A{i} B C" + " D" * (i % 7)] for i in range(examples)]
+            plain = [answer[0].replace("B", "X") if bad else answer[0] for answer, bad in zip(gold, wrong)]
             rows = [
                 {
                     "id": i,
                     "source": source(i),
                     "answers": gold[i],
-                    "output": outputs(i, bool(wrong[i])) if outputs else gold[i][0].replace("B", "X") if wrong[i] else gold[i][0],
+                    "output": outputs(i, bool(wrong[i])) if outputs else plain[i],
                     "log_prob": -1.0,
                 }
                 for i in range(examples)
-            ]  # fmt: skip
+            ]
             (folder / "predictions" / f"{split}-{decoder}.jsonl").write_text(lines(rows))
             score = {
-                "split": split, "decoder": decoder, "options": {"method": decoder}, "seconds": 1.0, "examples": examples,
+                "split": split, "decoder": decoder, "options": {"method": decoder},
+                "seconds": 1.0, "examples": examples,
                 "metrics": {"error": {
                     "score": 100 * float(wrong.mean()), "higher_is_better": False, "signature": "wrong / all × 100",
                     "statistics": [[float(w), 1.0] for w in wrong],

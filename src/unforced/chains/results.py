@@ -2,12 +2,12 @@
 
 | file | content |
 |---|---|
-| ``chains.json`` | ``created``, ``chains`` per example, ``burn_in`` of the report, and ``facts`` that a resumed run must share |
-| ``traces.jsonl`` | a line per sweep: ``sweep``, and lists over chains: ``energy``, ``proposed``, ``accepted``, ``moved`` |
+| ``chains.json`` | ``created``, ``chains`` per example, ``burn_in`` of the report, ``facts`` that a resumed run shares |
+| ``traces.jsonl`` | a line per sweep: ``sweep``; ``energy``, ``proposed``, ``accepted``, ``moved`` as lists over chains |
 | ``samples.jsonl`` | a line per chain and kept sweep: ``sweep``, ``example``, ``chain``, ``energy``, ``output`` |
 | ``scores.json`` | ``{metric: [[sweep, score], …]}``, if the examples have references |
 | ``traces.svg`` | the plot of the traces |
-| ``checkpoints/step-00000020/`` | the state of all chains after sweep 20 as safetensors with hashes; the newest two are kept |
+| ``checkpoints/step-00000020/`` | the state of all chains after sweep 20, with hashes; the newest two are kept |
 | ``finished.json`` | written last: ``{"sweeps"}`` |
 """
 

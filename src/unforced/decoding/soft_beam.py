@@ -87,7 +87,10 @@ class Mixtures(NamedTuple):
 
 
 def soft_top(offer: Continuations, k: int, alpha: float, keep: int | None, tolerance: float) -> Mixtures:
-    """Choose K mixtures of the best ``keep`` continuations, or more to meet the tolerance; of all if ``keep`` is None."""
+    """Choose K mixtures of the best ``keep`` continuations.
+
+    More continuations are used where the tolerance needs them, and all of them if ``keep`` is None.
+    """
     count = offer.scores.shape[1] * offer.scores.shape[2]
     keep = None if keep is None else max(keep, k)
     if keep is None or keep * SHARE >= count:
@@ -130,7 +133,10 @@ def all_candidates(offer: Continuations) -> Candidates:
 
 
 def best_candidates(offer: Continuations, ranked: Tensor, count: int) -> Candidates:
-    """Return the best ``count`` by ``ranked`` [B,k,V] (scores with extras) and all padding; banned ones are not valid."""
+    """Return the best ``count`` continuations by ``ranked`` [B,k,V], and all padding.
+
+    ``ranked`` are the scores with extras. Banned continuations are not valid.
+    """
     b, k, v = offer.scores.shape
     dtype = _precision(offer.scores, count)
     with torch.no_grad():
@@ -189,7 +195,10 @@ DONE = -14.0  # log of the running mass at which a decoder stops, if scores are 
 
 
 class SoftMove(NamedTuple):
-    """Hypothesis i continues the mixture ``back[b,i]`` of hypotheses and reads the mixture ``weights[b,i]`` of tokens."""
+    """What the K hypotheses continue and read.
+
+    Hypothesis i continues the mixture ``back[b,i]`` of hypotheses and reads the mixture ``weights[b,i]`` of tokens.
+    """
 
     weights: Tensor  # [B,K,M]
     tokens: Tensor | None  # [B,M] long; None for the whole vocabulary

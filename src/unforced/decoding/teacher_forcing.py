@@ -90,7 +90,10 @@ def token_log_probs(model: StepDecoder, features: Tensor, tokens: Tensor) -> Ten
 def score_in_chunks(
     compute: Callable[[Tensor, Tensor], tuple[Tensor, ...]], features: Tensor, tokens: Tensor, limit: int = CHUNK
 ) -> tuple[Tensor, ...]:
-    """Return ``compute(features [N,H], tokens [N])``, in checkpointed chunks if there are more than ``limit`` tokens."""
+    """Return ``compute(features [N,H], tokens [N])``, in chunks if that is long.
+
+    The chunks are checkpointed, and used for more than ``limit`` tokens.
+    """
     if len(tokens) <= limit:
         return compute(features, tokens)
     parts = zip(features.split(CHUNK), tokens.split(CHUNK))

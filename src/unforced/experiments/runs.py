@@ -101,7 +101,10 @@ class Run:
 
 
 def read_comparison_folder(folder: Path) -> tuple[Comparison, list[Run]]:
-    """Read a comparison and those of its runs that have started, with the present states of those that had not ended."""
+    """Read a comparison and those of its runs that have started.
+
+    Runs that had not ended when the comparison was written get their present states.
+    """
     comparison = read_comparison(folder / "comparison.json")
     started = [state for state in comparison.runs if RunFolder(folder / state.folder).exists()]
     runs = [Run(folder / state.folder, state.variant) for state in started]

@@ -131,7 +131,8 @@ def _functional(kind: type) -> type:
     def update_recurrent_state(self: Any, recurrent_states: Tensor, state_idx: int = 0, **options: Any) -> Tensor:
         if self.is_recurrent_states_initialized[state_idx]:
             self.recurrent_states[state_idx] = torch.empty_like(recurrent_states)
-        updated: Tensor = kind.update_recurrent_state(self, recurrent_states, state_idx, **options)  # type: ignore[attr-defined]
+        update: Any = kind.update_recurrent_state  # type: ignore[attr-defined]
+        updated: Tensor = update(self, recurrent_states, state_idx, **options)
         return updated
 
     members = {"update_recurrent_state": update_recurrent_state, "_layer_type": None, "_unforced": True}
@@ -367,7 +368,8 @@ class WrappedEncoderDecoder(WrappedDecoder):
         inputs = {name: batch.source}
         if mask is not None and not bool(mask.all()):
             inputs["attention_mask"] = mask.long()
-        with position_limit(self.model.get_encoder(), batch.source.shape[1], class_name(self.model)):  # type: ignore[operator]
+        encoder = self.model.get_encoder()  # type: ignore[operator]
+        with position_limit(encoder, batch.source.shape[1], class_name(self.model)):
             shared = self.encode(inputs, batch.prefix[:, :1])
         before = batch.prefix.new_tensor(self.vocabulary.prompt).expand(len(batch), -1)
         return self._begin(batch, shared, before)

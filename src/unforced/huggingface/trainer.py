@@ -60,7 +60,8 @@ class ObjectiveMixin(Base):
     micro-batches and processes, so neither changes what is learned. Draws depend only on ``args.seed``, the update and
     the example. Evaluation, prediction and saving use the plain model.
 
-    Cross-entropy trains whatever ``Trainer`` trains: if a model or a batch cannot be wrapped, it is the model's own loss.
+    Cross-entropy trains whatever ``Trainer`` trains: if a model or a batch cannot be wrapped, the loss is the model's
+    own.
 
     Args:
         objective: An objective, its class, its name, or a table with a name and fields; cross-entropy by default.
@@ -168,7 +169,10 @@ class ObjectiveMixin(Base):
         return bool(getattr(getattr(self.model, "config", None), "output_router_logits", False))
 
     def tokenizer(self) -> Any:
-        """Return the tokenizer, which may be the processing class, a part of it, or the collator's; None without one."""
+        """Return the tokenizer, or None without one.
+
+        It may be the processing class, a part of it, or the tokenizer of the collator.
+        """
         given = self.processing_class or getattr(self.data_collator, "tokenizer", None)
         given = getattr(given, "tokenizer", given)
         return given if hasattr(given, "convert_ids_to_tokens") else None
@@ -303,7 +307,10 @@ def objective_of(objective: Any) -> Objective:
 
 
 class UnforcedTrainer(ObjectiveMixin, transformers.Trainer):
-    """``transformers.Trainer`` that trains by an objective: ``UnforcedTrainer(objective="scheduled_sampling", ...)``."""
+    """``transformers.Trainer`` that trains by an objective of this library.
+
+    For example: ``UnforcedTrainer(objective="scheduled_sampling", ...)``.
+    """
 
 
 class UnforcedSeq2SeqTrainer(ObjectiveMixin, transformers.Seq2SeqTrainer):

@@ -66,8 +66,8 @@ class ModelVocabulary:
             )
         if 2 * known < size:
             raise InputError(
-                f"the tokenizer has only {known} tokens, but {self._model} scores {size}: use the model's own tokenizer, "
-                "as written by tokenizer.save_pretrained (vocab.txt alone is not enough)"
+                f"the tokenizer has only {known} tokens, but {self._model} scores {size}: "
+                "use the model's own tokenizer, as written by tokenizer.save_pretrained (vocab.txt alone is not enough)"
             )
 
     def _decoder_symbols(self, start: int | None, pad: int | None, eos: int | None, banned: Iterable[int]) -> Symbols:

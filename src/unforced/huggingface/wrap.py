@@ -218,7 +218,10 @@ def _own_scores(wrapped: WrappedDecoder, ids: Tensor) -> tuple[Tensor, DecoderSt
 
 
 def has_usual_loss(wrapped: WrappedDecoder) -> bool:
-    """Return whether a model's own loss is cross-entropy with labels that it shifts by itself, where this can be seen."""
+    """Return whether a model's own loss is cross-entropy with labels that it shifts.
+
+    The answer is true where this cannot be seen.
+    """
     model: Any = wrapped.model
     if is_encoder_decoder(model) or any(parameter.is_meta for parameter in model.parameters()):
         return True

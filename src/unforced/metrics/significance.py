@@ -150,7 +150,10 @@ def _weights(examples: int, width: int, samples: int, rng: np.random.Generator) 
 
 
 def _add_seeds(scores: np.ndarray, seen: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Return [C] means of the [C,S] scores of replicates, with the variance of the [S] observed scores added (part 2)."""
+    """Return the mean score [C] of each replicate's seeds, from scores [C,S] (part 2).
+
+    The variance of the observed scores [S] is added.
+    """
     size, seeds = scores.shape
     mean: np.ndarray = scores.mean(axis=1)
     variance = float(seen.var(ddof=1)) if seeds > 1 else 0.0

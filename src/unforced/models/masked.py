@@ -107,7 +107,10 @@ class LengthTable(nn.Module):
 
 
 class MaskedTokens(TargetTokens, ABC):
-    """A `MaskedModel` except for its ``features``: target tokens, a vector for hidden ones, and a bias of the scores."""
+    """A `MaskedModel` except for its ``features``.
+
+    It has target tokens, a vector for hidden ones, and a bias of the scores.
+    """
 
     length_table: LengthTable | None
 
@@ -173,7 +176,10 @@ class MaskedBlocks(nn.Module):
         memory_mask: Tensor | None = None,
         positions: Tensor | None = None,
     ) -> Tensor:
-        """Map [R,T,width] to [R,T,width], or to [R,P,width] at ``positions`` [R,P]; only ``valid`` [R,T] ones are seen."""
+        """Map [R,T,width] to [R,T,width], or to [R,P,width] at ``positions`` [R,P].
+
+        Only the ``valid`` [R,T] positions are seen.
+        """
         x = dropout(x + self._positions(x), self.rate, self.training)
         mask = None if valid is None or bool(valid.all()) else valid[:, None, None]  # [R,1,1,T]
         last = len(self.blocks) - 1

@@ -103,7 +103,10 @@ class ListedCosts(NamedTuple):
 
 @dataclass(frozen=True)
 class Confusions(InsideCost):
-    """Costs of single mistakes from a file: lines with a target token, the wrong token and a cost, separated by tabs."""
+    """Costs of single mistakes from a file.
+
+    Each line has a target token, the wrong token and a cost, separated by tabs.
+    """
 
     file: NonEmptyStr  # a text file; tokens are spelled as in the data
     other: NonNegative = 1.0  # cost of mistakes that are not listed

@@ -35,8 +35,8 @@ class MinimumRisk(Options):
 
     S is the set of the outputs sampled from the model and, with ``gold``, of the target (Algorithm 1 of the paper). The
     gradient flows through Q, not through the sampling. With α = 1 and all outputs in S, the loss is the model's exact
-    expected cost; as α tends to 0, all candidates weigh the same. Δ compares outputs without their end symbols: it is the
-    number of differing positions (``hamming``), the edit distance, or 1 − smoothed sentence BLEU-4 of token ids.
+    expected cost; as α tends to 0, all candidates weigh the same. Δ compares outputs without their end symbols: it
+    is the number of differing positions (``hamming``), the edit distance, or 1 − smoothed sentence BLEU-4 of token ids.
 
     The total is divided by the number of examples. Start from a model trained with cross-entropy. Metrics: the expected
     cost (``cost``), the mean cost of all samples (``sampled_cost``), the number of ``candidates``, and ``nll`` of the
@@ -109,7 +109,10 @@ class MinimumRisk(Options):
         return concatenate_outputs(gold, drawn)
 
     def judge_outputs(self, outputs: Tensor, where: Tensor, symbols: Symbols) -> Tensor:
-        """Return the costs [B,N] of outputs [B,N,T] where ``where`` is true; an example's first output is its target."""
+        """Return the costs [B,N] of outputs [B,N,T] where ``where`` is true.
+
+        The first output of an example is its target.
+        """
         if symbols.eos is not None:
             outputs = outputs.masked_fill(outputs == symbols.eos, END)
         if self.cost == "hamming":

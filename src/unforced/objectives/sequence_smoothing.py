@@ -232,7 +232,10 @@ class SequenceSmoothing(Options):
         return Loss(losses.sum(), metrics["nll"][1], metrics)
 
     def expected_loss(self, model: StepDecoder, batch: Batch, state: DecoderState) -> Loss:
-        """Return lazy Hamming in closed form: 1 / (1 + a) on the target, e^(−1/τ) / (1 + a) on other tokens of V_sub."""
+        """Return lazy Hamming in closed form.
+
+        The target has the weight 1 / (1 + a), each other token of V_sub has e^(−1/τ) / (1 + a).
+        """
         scores, gold = gold_scores(model, batch, state)
         proposal = self.proposal_of(batch)
         odds, pool, examples = proposal.log_odds[batch.mask], proposal.pool, batch.mask.nonzero()[:, 0]  # [N]

@@ -103,7 +103,10 @@ def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def _fall(weights: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the first index [R,1] whose cumulative weight exceeds the target [R,1], and the rest of the target there."""
+    """Return the first index [R,1] whose cumulative weight exceeds the target [R,1].
+
+    The second result is the rest of the target there.
+    """
     cumulative = weights.cumsum(dim=1)
     total = cumulative[:, -1:]
     target = torch.minimum(target, torch.nextafter(total, torch.zeros_like(total)))

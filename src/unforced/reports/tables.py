@@ -174,9 +174,11 @@ def comparison_notes(comparison: Comparison) -> tuple[str, ...]:
     if comparison.permutations:
         notes.append(
             f"change and p-value: against {baseline} with the same decoder, over test examples"
-            f"{' and seeds' if several else ''}. The interval is a paired bootstrap, the p-value a two-sided approximate "
-            f"randomisation test with {comparison.permutations} permutations, not corrected for multiple comparisons. "
-            "The sentences on winners are corrected: they multiply p-values by the number of tests of the metric (Bonferroni)."
+            f"{' and seeds' if several else ''}. "
+            "The interval is a paired bootstrap, the p-value a two-sided approximate randomisation test with "
+            f"{comparison.permutations} permutations, not corrected for multiple comparisons. "
+            "The sentences on winners are corrected: "
+            "they multiply p-values by the number of tests of the metric (Bonferroni)."
         )
     if _costs_differ(comparison):
         notes.append(
@@ -194,7 +196,8 @@ def comparison_notes(comparison: Comparison) -> tuple[str, ...]:
     if not comparison.complete:
         left = sum(run.state not in ("finished", "failed") for run in comparison.runs)
         notes.append(
-            f"unfinished: {left} of {len(comparison.runs)} runs are missing; intervals and tests follow when all have ended."
+            f"unfinished: {left} of {len(comparison.runs)} runs are missing; "
+            "intervals and tests follow when all have ended."
         )
     notes += [f"failed: {run.variant}, seed {run.seed}: {run.reason}" for run in comparison.failures]
     return (*notes, *comparison.notes)

@@ -87,7 +87,8 @@ class HammingProposal:
     """q(y) = exp(−hamming(y, y*) / τ) / Z over outputs of the target's length (slides, "Hamming distance").
 
     The distance is a sum over positions, so q factorises. With m tokens of V_sub that differ from the target and
-    a = m e^(−1/τ), a position changes with probability a / (1 + a), to each of them with equal probability, and Z = Π_t (1 + a_t).
+    a = m e^(−1/τ), a position changes with probability a / (1 + a), to each of them with equal probability, and
+    Z = Π_t (1 + a_t).
     """
 
     gold: Tensor  # [B,T], `END` after the end

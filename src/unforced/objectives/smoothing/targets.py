@@ -40,7 +40,8 @@ def smoothed_nll(scores: Tensor, tokens: Tensor, target: Target) -> tuple[Tensor
     """
     scores = widened(scores)
     weights, rest, share = (None if part is None else part.detach().to(scores.dtype) for part in target[1:])
-    losses, nll = _SmoothedNLL.apply(scores, tokens, target.tokens, weights, rest, share)  # type: ignore[no-untyped-call]
+    apply: Any = _SmoothedNLL.apply
+    losses, nll = apply(scores, tokens, target.tokens, weights, rest, share)
     return losses, nll
 
 
