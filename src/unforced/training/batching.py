@@ -45,7 +45,7 @@ def epoch_batches(lengths: Lengths, options: Training, seed: int, epoch: int) ->
     >>> sorted(map(sorted, epoch_batches(lengths, Training(batch_tokens=20), seed=1, epoch=0)))
     [[0, 2], [1, 3]]
     """
-    check_lengths(lengths, options.batch_tokens)
+    check_batch_tokens(lengths, options.batch_tokens)
     rng = np.random.default_rng((seed, epoch))
     order = rng.permutation(len(lengths))
     batches: list[list[int]] = []
@@ -55,7 +55,7 @@ def epoch_batches(lengths: Lengths, options: Training, seed: int, epoch: int) ->
     return [batches[i] for i in rng.permutation(len(batches))]
 
 
-def check_lengths(lengths: Lengths, batch_tokens: int, split: Split = "train") -> None:
+def check_batch_tokens(lengths: Lengths, batch_tokens: int, split: Split = "train") -> None:
     """Raise `InputError` if an example does not fit into a batch; the limit is the same for all splits."""
     sizes = lengths.sum(axis=1)
     if sizes.max(initial=0) > batch_tokens:

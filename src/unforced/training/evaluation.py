@@ -35,7 +35,7 @@ from unforced.protocols import (
     StepDecoder,
     SupportsLengths,
 )
-from unforced.training.batching import check_lengths, source_length, token_lengths
+from unforced.training.batching import check_batch_tokens, source_length, token_lengths
 from unforced.training.progress import Display
 from unforced.training.run_folder import RunFolder
 from unforced.types import Batch, Encoded, Example
@@ -70,7 +70,7 @@ class Evaluation:
 def read_split(fitted: FittedTask, split: Split, batch_tokens: int) -> Sequence[Example]:
     """Read a split; raise `InputError` if an example has more tokens than a batch of the training may hold."""
     examples = fitted.task.read(split)
-    check_lengths(token_lengths([fitted.codec.encode(example) for example in examples]), batch_tokens, split)
+    check_batch_tokens(token_lengths([fitted.codec.encode(example) for example in examples]), batch_tokens, split)
     return examples
 
 

@@ -18,7 +18,7 @@ from unforced.ops.random_streams import generator, random_state, restore_random_
 from unforced.protocols import FittedTask, ModelSpec, SupportsModels, fitted
 from unforced.recipes.recipe import Recipe, check_needed_runs, with_paths_resolved
 from unforced.training import checkpoints, distributed
-from unforced.training.batching import check_lengths, epoch_batches, micro_batches, planned_updates, token_lengths
+from unforced.training.batching import check_batch_tokens, epoch_batches, micro_batches, planned_updates, token_lengths
 from unforced.training.checkpoints import (
     Checkpoint,
     fill_model,
@@ -104,8 +104,10 @@ class Setup(NamedTuple):
         codec = recipe.task.fit(train)
         encoded = [codec.encode(example) for example in train]
         lengths = token_lengths(encoded)
-        check_lengths(lengths, recipe.training.batch_tokens)
-        check_lengths(token_lengths([codec.encode(example) for example in dev]), recipe.training.batch_tokens, "dev")
+        check_batch_tokens(lengths, recipe.training.batch_tokens)
+        check_batch_tokens(
+            token_lengths([codec.encode(example) for example in dev]), recipe.training.batch_tokens, "dev"
+        )
         torch.manual_seed(recipe.seeds[0])
         model = build_network(recipe.model, codec)
         if isinstance(recipe.model, nn.Module) or not isinstance(recipe.model, ModelSpec):
@@ -228,8 +230,9 @@ class Trainer:
                 if state.step < self.total:
                     metric = "the score" if state.best is None else state.best["metric"]
                     self.display.say(
-                        f"stopped at step {state.step} of {self.total}: {metric} has not improved in {options.patience} "
-                        "validations (set training.patience=none to continue)"
+                        f"stopped at step {state.step} of {self.total}: "
+                        f"{metric} has not improved in {options.patience} validations "
+                        "(set training.patience=none to continue)"
                     )
                 return "patience"
             if state.step >= self.total:
