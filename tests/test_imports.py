@@ -75,8 +75,16 @@ def test_rooms_import_one_way() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["unforced", "unforced.cli", "unforced.reports.page", "unforced.metrics.significance", "unforced.training.run_folder", "unforced.recipes.recipe"]
-)  # fmt: skip
+    "module",
+    [
+        "unforced",
+        "unforced.cli",
+        "unforced.reports.page",
+        "unforced.metrics.significance",
+        "unforced.training.run_folder",
+        "unforced.recipes.recipe",
+    ],
+)
 def test_light_modules_do_not_import_torch(module: str) -> None:
     code = f"import sys, {module}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

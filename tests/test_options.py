@@ -105,7 +105,11 @@ def test_a_hint_accepts_and_refuses(hint, good, bad):
         (Count | None, "a", "x must be a whole number of at least 1 or none, got 'a'"),
         (Fraction, 1, "x must be at least 0 and below 1, got 1"),
         (Literal["argmax", "sample"], "beam", "x must be one of argmax, sample, got 'beam'"),
-        (Literal["argmax", "sample"], "smaple", "x must be one of argmax, sample, got 'smaple'; did you mean \"sample\"?"),
+        (
+            Literal["argmax", "sample"],
+            "smaple",
+            "x must be one of argmax, sample, got 'smaple'; did you mean \"sample\"?",
+        ),
         (Probability | Shape, 2, "x must be between 0 and 1, got 2"),
         (Probability | Shape, "a", "x must be a number between 0 and 1 or a Shape, got 'a'"),
         (Names, ("blue",), "x[0] must be one of bleu, chrf, got 'blue'; did you mean \"bleu\"?"),

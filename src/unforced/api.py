@@ -262,8 +262,8 @@ def batch(model_or_task: Any, pairs: Iterable[Any]) -> Batch:
     """Return a `Batch` of raw examples: pairs (source, target), ``Example`` tuples, or sources alone.
 
     The first argument is a run folder, a loaded model, a ``FittedTask``, or anything else with a codec. A task that is
-    not fitted yet learns its codec from its training data, once. Sources may be texts, as in a line of the command line;
-    for a model without sources, a text alone is a target. The batch is on the model's device.
+    not fitted yet learns its codec from its training data, once. Sources may be texts, as on the command line; for a
+    model without sources, a text alone is a target. The batch is on the model's device.
     """
     model_or_task = _network(model_or_task)
     codec = _fit_codec(cast(Hashable, model_or_task)) if isinstance(model_or_task, Task) else _codec_of(model_or_task)

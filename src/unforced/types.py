@@ -111,7 +111,10 @@ class Loss(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """The progress of training. Schedules of the objective need what their unit says: epochs, or a fraction of the total."""
+    """The progress of training.
+
+    Schedules of the objective need what their unit says: epochs, or a fraction of the total.
+    """
 
     step: int = 0  # updates made
     epoch: float | None = None  # epochs made, fractional, if known

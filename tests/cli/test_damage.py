@@ -1,4 +1,7 @@
-"""Damaged files and odd arguments: exit code 0 or 2, one sentence, never a traceback, nothing that changes a terminal."""
+"""Damaged files and odd arguments: exit code 0 or 2 and one sentence.
+
+There is never a traceback, nor anything that changes a terminal.
+"""
 
 import io
 import json
@@ -17,9 +20,14 @@ from unforced.cli import main
 
 RECIPE = """
 name = "toy"
-task = { name = "pairs", train = "FOLDER/pairs.tsv", source_tokens = "words", target_tokens = "words", measures = ["exact"] }
 model = { name = "lstm", hidden = 4, embedding = 4 }
 objective = "cross_entropy"
+[task]
+name = "pairs"
+train = "FOLDER/pairs.tsv"
+source_tokens = "words"
+target_tokens = "words"
+measures = ["exact"]
 [training]
 epochs = "none"
 steps = 2

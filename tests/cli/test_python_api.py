@@ -258,7 +258,10 @@ def test_wrong_values_are_one_sentence() -> None:
         (lambda: unforced.compare(["g2p"]), "sources must be a string or a path or"),
         (lambda: unforced.fit(unforced.models.LSTM, task, "cross_entropy", "x"), r"pass an object, LSTM\("),
         (lambda: unforced.fit(Own, type(task), "cross_entropy", "x"), r"pass an object, Palindromes\("),
-        (lambda: unforced.fit(Own, task, loss, "x"), r"objective must be an Objective .* pass an object, CrossEntropy\("),
+        (
+            lambda: unforced.fit(Own, task, loss, "x"),
+            r"objective must be an Objective .* pass an object, CrossEntropy\(",
+        ),
         (lambda: unforced.fit(Own, 3, "cross_entropy", "x"), "task must be a Task or a string or a table, got 3"),
         (lambda: unforced.fit("lsmt", task, "cross_entropy", "x"), 'did you mean "lstm"'),
     ]  # fmt: skip
@@ -269,9 +272,15 @@ def test_wrong_values_are_one_sentence() -> None:
 
 def test_names_and_tables_are_taken_for_objects(tmp_path: Path) -> None:
     run = unforced.fit(
-        {"name": "lstm", "hidden": 4, "embedding": 4}, {"name": "palindromes", "size": 20, "held_out": 4}, "cross_entropy",
-        tmp_path / "run", decoding={"greedy": "greedy", "two": {"method": "beam", "beam": 2}}, epochs=None, steps=1, quiet=True,
-    )  # fmt: skip
+        {"name": "lstm", "hidden": 4, "embedding": 4},
+        {"name": "palindromes", "size": 20, "held_out": 4},
+        "cross_entropy",
+        tmp_path / "run",
+        decoding={"greedy": "greedy", "two": {"method": "beam", "beam": 2}},
+        epochs=None,
+        steps=1,
+        quiet=True,
+    )
     loaded = unforced.load(run)
     assert type(loaded.model).__name__ == "LSTMModel"
     assert load(run).decoding["two"] == unforced.decoding.Beam(beam=2)

@@ -88,7 +88,8 @@ def test_build_converts_values(given: dict[str, Any], name: str, value: Any) -> 
         ({"table": {"a": "b"}}, "options.table.a must be a number, got 'b'"),
         (
             {"schedule": {"name": "linaer"}},
-            "options.schedule.name must be one of constant, linear, exponential, inverse_sigmoid, always, rise, got 'linaer'; did you mean \"linear\"?",
+            "options.schedule.name must be one of constant, linear, exponential, inverse_sigmoid, always, rise, "
+            "got 'linaer'; did you mean \"linear\"?",
         ),
         ({"schedule": {"endd": 1}}, "options.schedule.name is missing; there are: constant, linear"),
         (

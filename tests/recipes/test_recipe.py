@@ -206,7 +206,11 @@ def test_malformed_overrides_are_rejected(tiny: Path, word: str) -> None:
         ('name = "lstm"', 'name = "lstn"', "got 'lstn'; did you mean \"lstm\"?"),
         ("hidden = 8", '_target_ = "os.system"', "model._target_: no such key"),
         ("hidden = 8", "hidden = -8", "model.hidden must be at least 1, got -8"),
-        ('validate = "quick"', 'validate = "qiuck"', 'training.validate: there is no [decoding.qiuck]; did you mean "quick"?'),
+        (
+            'validate = "quick"',
+            'validate = "qiuck"',
+            'training.validate: there is no [decoding.qiuck]; did you mean "quick"?',
+        ),
         ('method = "greedy"', 'name = "greedy"', "decoding.quick.method is missing; there are: greedy"),
         ("[decoding.wide]", '[decoding."a/b"]', "decoding must be a name of letters"),
         ('name = "plain"', 'name = "smooth"', 'variants: two have the name "smooth"'),

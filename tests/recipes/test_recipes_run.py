@@ -26,8 +26,10 @@ def own_files(folder: Path) -> dict[str, str]:
     contents = {
         "pairs": "".join(f"{' '.join(line)}\t{' '.join(sorted(line))}\n" for line in lines),
         "language": "".join(f"{' '.join(line)}\n" for line in lines),
-        "tagging": "".join("".join(f"{word}\t{'B-X' if word < 'c' else 'O'}\n" for word in line) + "\n" for line in lines),
-    }  # fmt: skip
+        "tagging": "".join(
+            "".join(f"{word}\t{'B-X' if word < 'c' else 'O'}\n" for word in line) + "\n" for line in lines
+        ),
+    }
     paths = {"pairs": folder / "my.tsv", "language": folder / "my.txt", "tagging": folder / "my.conll"}
     for name, path in paths.items():
         path.write_text(contents[name])

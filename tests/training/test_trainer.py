@@ -271,7 +271,10 @@ def test_tensorboard_gets_the_numbers(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"options": Training(**{**SHORT, "batch_tokens": 140})}, "training.batch_tokens is 150 in the run and 140 now"),
+        (
+            {"options": Training(**{**SHORT, "batch_tokens": 140})},
+            "training.batch_tokens is 150 in the run and 140 now",
+        ),
         ({"objective": LabelSmoothing(0.1)}, "objective.name is cross_entropy in the run and label_smoothing now"),
         ({"seed": 2}, "seed is 1 in the run and 2 now"),
         ({"letters": "abcdefghi"}, r"vocabulary is 11 symbols \w+ in the run and 12 symbols \w+ now; parameters is"),

@@ -2,8 +2,8 @@
 
 | file | content |
 |---|---|
-| ``chains.json`` | ``created``, ``chains`` per example, ``burn_in`` of the report, ``facts`` that a resumed run shares |
-| ``traces.jsonl`` | a line per sweep: ``sweep``; ``energy``, ``proposed``, ``accepted``, ``moved`` as lists over chains |
+| ``chains.json`` | ``created``, ``chains`` per example, ``burn_in`` of the report, ``facts`` for a resumed run |
+| ``traces.jsonl`` | a line per sweep: ``sweep``, and for each chain ``energy``, ``proposed``, ``accepted``, ``moved`` |
 | ``samples.jsonl`` | a line per chain and kept sweep: ``sweep``, ``example``, ``chain``, ``energy``, ``output`` |
 | ``scores.json`` | ``{metric: [[sweep, score], …]}``, if the examples have references |
 | ``traces.svg`` | the plot of the traces |

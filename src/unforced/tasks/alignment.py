@@ -49,10 +49,10 @@ class Aligner:
         """Learn the probabilities by Viterbi EM, until no alignment changes or ``rounds`` are over.
 
         The first alignment spreads the phonemes of a word evenly over its letters. Each round sets p(label | letter) to
-        its smoothed relative frequency and aligns every word again. No round lowers log p(labels | letters) of all words
-        plus ``SMOOTHING`` · Σ log p, the log-posterior under a Dirichlet prior. The result does not depend on the order
-        of the words. Of equally probable alignments the one that emits phonemes earlier is taken. Words of more than
-        two phonemes a letter are ignored.
+        its smoothed relative frequency and aligns every word again. No round lowers log p(labels | letters) of all
+        words plus ``SMOOTHING`` · Σ log p, the log-posterior under a Dirichlet prior. The result does not depend on the
+        order of the words. Of equally probable alignments the one that emits phonemes earlier is taken. Words of more
+        than two phonemes a letter are ignored.
         """
         words = [word for word in words if alignable(*word)]
         letters = {letter: i for i, letter in enumerate(sorted({x for word, _ in words for x in word}), 1)}

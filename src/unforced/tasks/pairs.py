@@ -30,9 +30,10 @@ class Pairs(TextTask, FileSplits):
     - a text file with one source per line, if ``train_target`` (``dev_target``, ``test_target``) has the targets, or
     - a list of tuples, each of a source and its targets.
 
-    A list of targets are references of one source. A list of sources is a dialogue, joined by " <turn> ". Each answer of the assistant in a chat is a target; its source is the chat before it, each message after
-    its role. A further suffix ``.gz`` means that the file is compressed. Examples with equal sources, or equal first
-    turns, are held out together.
+    A list of targets are references of one source. A list of sources is a dialogue, joined by " <turn> ". Each answer
+    of the assistant in a chat is a target; its source is the chat before it, each message after its role. A further
+    suffix ``.gz`` means that the file is compressed. Examples with equal sources, or equal first turns, are held out
+    together.
     """
 
     train_target: str | None = None  # text file of targets, if train is a text file of sources

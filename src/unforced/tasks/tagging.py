@@ -111,8 +111,9 @@ class Tagging(LimitedTask, FileSplits):
                 continue
             if needs_iob2 and (fault := first_fault(sentence.tags)) is not None:
                 raise InputError(
-                    f"{self.origin(split)}:{sentence.line}: in the sentence that starts here, {sentence.tags[fault]!r} at word "
-                    f'{fault + 1} breaks IOB2, which F1 needs: convert the tags or set metric = "accuracy"'
+                    f"{self.origin(split)}:{sentence.line}: in the sentence that starts here, "
+                    f"{sentence.tags[fault]!r} at word {fault + 1} breaks IOB2, which F1 needs: "
+                    'convert the tags or set metric = "accuracy"'
                 )
             tags = [coarse(tag) for tag in sentence.tags] if self.coarse else sentence.tags
             examples.append(Example(tuple(map(sys.intern, sentence.words)), tuple(map(sys.intern, tags))))
