@@ -301,6 +301,8 @@ def _find_problem(hint: Any, value: Any, infinite: bool = False) -> _Problem | N
     else:
         fits = _is_instance(value, origin or hint)
     advice = f"pass an object, {value.__name__}(…)" if isinstance(value, type) else ""
+    if isinstance(value, int) and abs(value) >= 2**63:
+        advice = "the number is too large for 64 bits"
     return None if fits else _Problem(expected(hint), value, advice=advice)
 
 
