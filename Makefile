@@ -19,7 +19,7 @@ demo: $(READY)
 	$(BIN)/unforced plot changes runs/streaming_g2p --output runs/streaming_g2p/changes.svg
 
 test: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadgroup
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile
 
 slow: $(READY)
 	$(BIN)/pytest -m slow

@@ -86,10 +86,9 @@ class G2P(LimitedTask):
     max_letters: Count | None = None  # leave out longer words, in every split
 
     def read(self, split: Split) -> Examples:
-        words: dict[str, dict[str, None]] = {}  # word -> its different pronunciations, in order
+        words: dict[str, list[tuple[str, ...]]] = {}  # word -> its pronunciations, in order
         for word, phonemes in entries(self.dictionary):
-            text = " ".join(phonemes if self.stress else without_stress(phonemes))
-            words.setdefault(word, {})[text] = None
+            words.setdefault(word, []).append(phonemes)
         dropped: Counter[str] = Counter()
         chosen = []
         for word, pronunciations in words.items():
@@ -100,7 +99,8 @@ class G2P(LimitedTask):
             elif split_of(place := fraction(word, self.seed)) != split:
                 dropped[ELSEWHERE] += 1
             else:
-                chosen.append((place, word, tuple(pronunciations)))
+                spoken = pronunciations if self.stress else map(without_stress, pronunciations)
+                chosen.append((place, word, tuple(dict.fromkeys(map(" ".join, spoken)))))
         examples = [Example(word, answers[0], answers) for _, word, answers in sorted(chosen)]
         kept = self.limited(split, examples, dropped, "the CMU dictionary")
         if split == "train" and self.all_pronunciations:
