@@ -86,9 +86,10 @@ class G2P(LimitedTask):
     max_letters: Count | None = None  # leave out longer words, in every split
 
     def read(self, split: Split) -> Examples:
-        words: dict[str, list[tuple[str, ...]]] = {}  # word -> its pronunciations, in order
+        words: dict[str, dict[str, None]] = {}  # word -> its different pronunciations, in order
         for word, phonemes in entries(self.dictionary):
-            words.setdefault(word, []).append(phonemes)
+            text = " ".join(phonemes if self.stress else without_stress(phonemes))
+            words.setdefault(word, {})[text] = None
         dropped: Counter[str] = Counter()
         chosen = []
         for word, pronunciations in words.items():
@@ -99,8 +100,7 @@ class G2P(LimitedTask):
             elif split_of(place := fraction(word, self.seed)) != split:
                 dropped[ELSEWHERE] += 1
             else:
-                spoken = pronunciations if self.stress else map(without_stress, pronunciations)
-                chosen.append((place, word, tuple(dict.fromkeys(map(" ".join, spoken)))))
+                chosen.append((place, word, tuple(pronunciations)))
         examples = [Example(word, answers[0], answers) for _, word, answers in sorted(chosen)]
         kept = self.limited(split, examples, dropped, "the CMU dictionary")
         if split == "train" and self.all_pronunciations:
