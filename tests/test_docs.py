@@ -110,7 +110,7 @@ def shortened(command: str) -> str:
 
 
 def commands(page: Path) -> list[str]:
-    """The lines of a page's shell examples that call the program, without those that reproduce its results."""
+    """The commands in a page's shell examples, except in its section on results."""
     text = page.read_text(encoding="utf-8").partition("\n## Results")[0]
     blocks = re.findall(r"^```bash\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     lines = [line for block in blocks for line in block.splitlines()]

@@ -235,7 +235,7 @@ def huggingface_reader(
 ) -> Reader:
     """Read and write text with a tokenizer of ``transformers``; ``task`` is that of a run, if there is one.
 
-    Ids without a token, and those that the vocabulary calls ``[unused0]`` and so on, are banned.
+    Banned are ids without a token and reserved tokens such as ``[unused0]``.
     """
     model = model.to(fastest_device()).eval()
     tokenizer, names = vocabulary.tokenizer, vocabulary.token_names()

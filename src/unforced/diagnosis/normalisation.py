@@ -11,7 +11,7 @@ from unforced.decoding.beam import Beam, Pool, PoolMemory
 from unforced.decoding.search import Constraints, HardMove, ScoreType, Selection, limits, search
 from unforced.decoding.teacher_forcing import output_features
 from unforced.diagnosis.search_errors import WIDTHS
-from unforced.diagnosis.subject import Finding, Found, Ids, Subject, halves, points
+from unforced.diagnosis.subject import Finding, Ids, Subject, halves, points
 from unforced.metrics.significance import interval
 from unforced.ops.masks import length_mask, widened
 from unforced.training.evaluation import gold_likelihoods
@@ -39,7 +39,7 @@ def measure_normalisation(subject: Subject) -> Finding:
                 pools[kind] = found
         log_probs, raw = interval(subject.metric.score, rows["local"]), subject.gain(rows["global"], rows["local"])
         curve.append({"width": width, "log_probs": points(log_probs), "raw": points(raw)})
-    candidates = [merge_candidates(*pair) for pair in zip(pools["local"], pools["global"])]
+    candidates = [[*local.outputs, *raw.outputs] for local, raw in zip(pools["local"], pools["global"])]
     statistics = subject.candidate_statistics(candidates)  # [N,K,D]
     scores = np.stack(subject.map(lambda batch: candidate_scores(subject, batch, candidates)))
     base = pick_candidates(statistics, scores, np.zeros(len(scores)))
@@ -62,12 +62,6 @@ def measure_normalisation(subject: Subject) -> Finding:
 
 
 # Candidates of finished outputs
-
-
-def merge_candidates(local: Found, raw: Found) -> list[Ids]:
-    """Return the outputs of both searches, 2K in all; the first stands in for those that do not exist."""
-    pairs = [*zip(local.outputs, local.scores), *zip(raw.outputs, raw.scores)]
-    return [output if score > -np.inf else local.outputs[0] for output, score in pairs]
 
 
 def candidate_scores(subject: Subject, batch: Batch, candidates: list[list[Ids]]) -> list[np.ndarray]:

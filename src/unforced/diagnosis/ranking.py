@@ -16,7 +16,7 @@ def measure_ranking(subject: Subject) -> Finding:
     """Measure the best and the mean of the n best outputs, and of n samples, against the first of the n best."""
     most = max(SIZES)
     found = subject.decode(Beam(beam=most, nbest=most))
-    nbest = subject.candidate_statistics([_filled(each.outputs, each.scores) for each in found])
+    nbest = subject.candidate_statistics([each.outputs for each in found])
     drawn = subject.decode(Sample(samples=most))
     # samples come with the most probable first; shuffled, the first n are n independent draws
     order = np.random.default_rng(subject.seed).permuted(np.tile(np.arange(most), (len(drawn), 1)), axis=1)
@@ -36,8 +36,3 @@ def _compare(subject: Subject, rows: np.ndarray, first: np.ndarray, n: int) -> d
     """Return what the best and the mean of K outputs [N,K,D] gain over the first of the n best [N,D]."""
     best, mean = subject.gain(subject.best_of(rows), first), subject.gain(rows.mean(axis=1), first)
     return {"outputs": n, "best": points(best), "mean": points(mean)}
-
-
-def _filled(outputs: list[list[int]], scores: list[float]) -> list[list[int]]:
-    """Return the outputs with the first in place of those that do not exist (score −inf)."""
-    return [output if score > -np.inf else outputs[0] for output, score in zip(outputs, scores)]

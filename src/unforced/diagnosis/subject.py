@@ -1,5 +1,6 @@
 """What is diagnosed: a trained model, examples with targets, and the metric that headroom is measured in."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
@@ -83,8 +84,11 @@ class Subject:
 
         def found(batch: Batch) -> list[Found]:
             result = decoder(self.model, batch, rng=generator(batch.gold.device, self.seed))
-            outputs = [result.ids(symbols, best) for best in range(result.tokens.shape[1])]
-            return [Found([each[i] for each in outputs], scores) for i, scores in enumerate(result.scores.tolist())]
+            ranks = [result.ids(symbols, best) for best in range(result.tokens.shape[1])]
+            return [
+                Found([rank[i] if score > -math.inf else ranks[0][i] for rank, score in zip(ranks, scores)], scores)
+                for i, scores in enumerate(result.scores.tolist())
+            ]
 
         return self.map(found)
 
@@ -137,7 +141,7 @@ def points(value: Interval) -> dict[str, Any]:
 
 
 class Found(NamedTuple):
-    """The outputs of an example, best first."""
+    """The outputs of an example, best first; the first also replaces outputs that do not exist (score −inf)."""
 
     outputs: list[Ids]  # without end symbols
     scores: list[float]  # what they are ranked by

@@ -144,7 +144,7 @@ class Block(nn.Module):
 
 
 class EncoderBlock(Block):
-    """A block in which every position sees all those that ``mask`` [R,1,1,T] allows."""
+    """A block without causal mask: each position attends to every position where ``mask`` [R,1,1,T] is true."""
 
     def forward(
         self,
